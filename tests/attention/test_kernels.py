@@ -45,7 +45,7 @@ FEW = [
 ]  # fmt: skip
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @every_isa
 @pytest.mark.parametrize("shape", SHAPES + FEW, ids=str)
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -53,7 +53,7 @@ def test_shapes(shape: tuple[int, ...], is_causal: bool, isa: Isa) -> None:
     check(Case(*operands(*shape), is_causal=is_causal, isa=isa))
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("shape", [(1, 2, 2, 20, 33, 24), (1, 2, 1, 1, 70, 32)], ids=str)
 @pytest.mark.parametrize("is_spelled", [False, True])
 @pytest.mark.parametrize(("dtype", "isa"), TARGETS, ids=str)
@@ -76,7 +76,7 @@ def test_values_of_another_size() -> None:
 MASKS = [(1, 1, 1, 37), (2, 1, 1, 37), (1, 1, 12, 37), (2, 4, 12, 37), (1, 4, 1, 1), (1, 1, 12, 1), (12, 37)]
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("sizes", MASKS, ids=str)
 @pytest.mark.parametrize("is_bool", [False, True])
 @pytest.mark.parametrize("queries", [12, 1])
@@ -168,7 +168,7 @@ def spoil(t: torch.Tensor, *at: int | slice, value: float) -> torch.Tensor:
     return spoiled
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("queries", [3, 9])
 @pytest.mark.parametrize("is_spelled", [False, True])
 @pytest.mark.parametrize("value", [NAN, INF, -INF])

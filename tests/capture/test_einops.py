@@ -41,7 +41,7 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_einops_is_one_graph_for_all_sizes(name: str) -> None:
     program = PROGRAMS[name]

@@ -63,7 +63,7 @@ KINDS: tuple[Callable[[], Any], ...] = (lambda: {1, "q"}, lambda: frozenset((1, 
 IDS = ("set", "frozenset", "object", "bytearray")
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("kind", KINDS, ids=IDS)
 @pytest.mark.parametrize("program", [itself, twice, in_an_arm, between], ids=lambda program: program.__name__)

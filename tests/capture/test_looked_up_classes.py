@@ -138,7 +138,7 @@ def _empty_tables() -> None:
     is_subclass.cache_clear()
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("is_branching", [False, True], ids=["plain", "branching"])
 @pytest.mark.parametrize(
     "program", [by_table, by_plan, by_module_name, by_dispatch, by_class, by_namespace, by_imports]

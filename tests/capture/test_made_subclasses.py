@@ -108,7 +108,7 @@ def _seen(value: Any) -> Any:
     return type(value), value.as_subclass(torch.Tensor).tolist()
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -179,7 +179,7 @@ def same(a: list[Any], b: list[Any]) -> bool:
     return all(torch.allclose(p, q) if isinstance(p, Tensor) and isinstance(q, Tensor) else p is q for p, q in both)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
 @pytest.mark.parametrize(("program", "mode"), list(itertools.product(PROGRAMS, MODES)), ids=_name)
 def test_a_region_of_the_program_is_kept_whatever_the_mode_of_the_capture(program: Any, mode: str) -> None:
@@ -249,6 +249,7 @@ class Inner(nn.Module):
         return inner(x)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("mode", MODES)
 def test_an_exported_program_keeps_its_regions(mode: str) -> None:

@@ -120,7 +120,7 @@ def _programs() -> dict[str, Callable[[Tensor], Any]]:
     }
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("name", _programs())
 def test_each_place_is_read_by_itself(name: str) -> None:
     program = _programs()[name]

@@ -89,7 +89,7 @@ _CHANGES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("by", ["trace", "trace of a function", "compile"])
 @pytest.mark.parametrize("change", _CHANGES)
 def test_a_change_is_seen(change: str, by: str) -> None:

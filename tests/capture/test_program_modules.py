@@ -93,7 +93,7 @@ CHANGES: dict[str, Callable[[nn.Sequential], Any]] = {
 }
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("way", [*WAYS, reads_the_flag])
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_what_changes_in_a_module_is_captured_anew(way: Any, change: Callable[[nn.Sequential], Any]) -> None:

@@ -246,14 +246,14 @@ MODULES = {
 GRAD = {"no_grad": torch.no_grad, "grad": contextlib.nullcontext, "inference": torch.inference_mode}
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("level", levels())
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_function_replays(name: str, level: Level) -> None:
     check(FUNCTIONS[name], level)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("grad", GRAD)
 @pytest.mark.parametrize("level", levels())
 @pytest.mark.parametrize("name", MODULES)

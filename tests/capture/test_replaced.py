@@ -204,6 +204,7 @@ def test_what_stands_for_an_attribute_of_tensors_has_its_names(name: str) -> Non
         assert (getter.__name__, getter.__objclass__) == (own.__name__, own.__objclass__)
 
 
+@pytest.mark.nightly
 def test_torchs_compiler_can_be_imported_while_a_program_is_captured() -> None:
     code = "import torch, sys, smelt\ndef f(x):\n    import torch._dynamo\n    return x.data + 1\n"
     code += "x = torch.ones(2)\nassert smelt.trace(f, (x,))(x).tolist() == [2, 2]\n"

@@ -58,6 +58,7 @@ def test_what_a_program_made_is_another_object_at_each_call(way: str) -> None:
             space.n = 4
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("way", ["compile", "script"])
 def test_an_object_of_a_branch_is_the_callers(way: str) -> None:
     run = _ways(_on_a_way, (torch.ones(3),))[way]

@@ -84,7 +84,7 @@ def program(name: str, train: bool) -> Callable[[], Any]:
     return make
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("name", MODELS)
 def test_model_replays(name: str, train: bool) -> None:
@@ -92,7 +92,7 @@ def test_model_replays(name: str, train: bool) -> None:
         check(program(name, train))
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("level", levels()[1:])
 @pytest.mark.parametrize("name", ["bert", "gpt2", "resnet"])
 def test_model_replays_at_lower_levels(name: str, level: Level) -> None:

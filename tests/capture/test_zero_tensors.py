@@ -83,7 +83,7 @@ def _same(a, b):
     return alike and a.dtype == b.dtype and torch.equal(a.signbit() & (a == 0), b.signbit() & (b == 0))
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.filterwarnings("ignore::smelt.diag.SmeltWarning")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_transform_is_one_graph(name):

@@ -142,6 +142,7 @@ def test_targets_that_are_none(smelt_command: Command, programs: Path, target: s
         assert code == 2 and problem.format(programs.name) in " ".join(said.replace("│", " ").split())
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("name", ["keywords", "no_keywords", "returns_a_list"])
 def test_targets_with_keyword_arguments(smelt_command: Command, programs: Path, name: str) -> None:
     for command in ("show", "explain", "run"):

@@ -60,6 +60,7 @@ def test_a_missing_package_keeps_its_extra_in_the_benchs_table() -> None:
     assert 'no_such_package_at_all (pip install "smelt-compiler[bench]")' in out.getvalue()
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_shows_all_of_its_text(command: str) -> None:
     found = typer.main.get_command(app)

@@ -119,7 +119,7 @@ def differences(table: dict[str, Callable[..., Tensor]], dtype: torch.dtype, *in
     return wrong
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_function_of_one_number_is_infinite_where_eagers_is(dtype: torch.dtype, part: int) -> None:
@@ -127,7 +127,7 @@ def test_every_function_of_one_number_is_infinite_where_eagers_is(dtype: torch.d
     assert not differences(dict(list(ONE.items())[part::4]), dtype, edges(dtype))
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_function_of_two_numbers_is_infinite_where_eagers_is(dtype: torch.dtype, part: int) -> None:

@@ -64,6 +64,7 @@ def test_nothing_to_fill_is_done() -> None:
     assert fills.is_done
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("pauses", [1, 3, 20])
 def test_a_pause_loses_nothing(pauses: int) -> None:
     fills = Fills()

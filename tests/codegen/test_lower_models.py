@@ -119,7 +119,7 @@ def test_error_against_float64(name: str) -> None:
         assert rms_ratio(ours, theirs, exact) <= 3.0
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("name", NATIVE)
 def test_nothing_runs_in_python(name: str) -> None:
     unit = unit_of(*build(NATIVE[name]), RULE)

@@ -51,7 +51,7 @@ def run(op: str, tensors: list[torch.Tensor], *args: object, **kwargs: object) -
     return check(builder.graph, tensors)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("operand", OPERANDS)
 @pytest.mark.parametrize("op", [*ARITHMETIC, *COMPARISONS])
 def test_numbers(op: str, operand: str) -> None:
@@ -89,7 +89,7 @@ def test_masks_and_choices(operand: str) -> None:
         run("where.ScalarOther", [mask, x], number)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("operand", OPERANDS)
 def test_bounds(operand: str) -> None:
     x = OPERANDS[operand]

@@ -39,7 +39,7 @@ def in_a_list(y: Tensor) -> Any:
     return rows
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("own_kernels", [True, False], ids=["own", "library"])
 @pytest.mark.parametrize(
     "f", [given_to_python, given_back, negated, negated_when_made, in_a_list], ids=lambda f: f.__name__

@@ -78,7 +78,7 @@ def test_the_order_of_arguments_is_kept_and_hooks_run():
     assert seen
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(
     "name",
     [

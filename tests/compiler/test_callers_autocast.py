@@ -85,7 +85,7 @@ def assert_same(found: Any, want: Any) -> None:
         assert a.dtype == b.dtype and a.stride() == b.stride()
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_setting_has_its_own_answer(program: str, native: bool) -> None:

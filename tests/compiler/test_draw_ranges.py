@@ -57,7 +57,7 @@ def seeded(program: Program, x: torch.Tensor, seed: int) -> torch.Tensor:
     return program(x)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("program", [by_python, by_numpy, by_torch, by_items, by_rows])
 def test_cuts_at_what_is_drawn_are_native(program: Program, dynamic: bool) -> None:

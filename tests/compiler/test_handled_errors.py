@@ -140,7 +140,7 @@ def at_a_number(change: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return program
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize(
     "change",
     [

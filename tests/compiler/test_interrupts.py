@@ -165,7 +165,7 @@ def test_other_threads_leave_handlers_alone() -> None:
     assert torch.equal(found[0], asks(X))
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @torch.no_grad()
 @pytest.mark.parametrize("after_ms", range(1, 60, 4))
 def test_whenever_it_comes_all_is_as_before(after_ms: int) -> None:

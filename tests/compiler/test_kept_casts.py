@@ -94,7 +94,7 @@ def traced(f: Any) -> Any:
     return smelt.trace(f, (X,), check=False)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
 @pytest.mark.parametrize("make", [compiled, traced])
 @pytest.mark.parametrize("needs", [True, False])
@@ -137,7 +137,7 @@ def calls(program: Any, make: Make, needs: bool, are_two: bool) -> list[Any]:
     return found
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
 @pytest.mark.parametrize(("make", "are_two"), [(compiled, False), (compiled, True), (traced, False)])
 @pytest.mark.parametrize("needs", [True, False])

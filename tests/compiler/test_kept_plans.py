@@ -119,7 +119,7 @@ def plans(folder: Path) -> list[Path]:
     return [file.path for file in list_cache(folder) if file.kind == kept_plans.KIND]
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("options", [{}, {"dtype": "bf16"}, {"release_originals": True}, {"numerics": "fast"}], ids=str)
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_other_weights_are_served_as_by_a_plan_of_their_own(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_other_weights_are_served_as_by_a_plan_of_their_own(kind: str, options: 
     assert (second.lowered.constants, second.lowered.handles) == (alone.lowered.constants, alone.lowered.handles)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_weights_that_change_are_seen(kind: str, tmp_path: Path) -> None:
     called(*made(kind, 0), tmp_path)
@@ -286,7 +286,7 @@ class Shifted(nn.Module):
         return part + x, x @ part
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(4)
 @pytest.mark.filterwarnings("ignore:.*holds the negated elements:smelt.diag.SmeltWarning")
 @pytest.mark.parametrize("order", [(0, 1, 0), (1, 0, 1)], ids=str)
 @pytest.mark.parametrize("kind", ["conjugated", "negated"])

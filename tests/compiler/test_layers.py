@@ -82,7 +82,7 @@ def _error(found: torch.Tensor, exact: torch.Tensor) -> float:
     return float((found.double() - exact).nan_to_num().square().mean().sqrt())
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("own_kernels", (True, False))
 @pytest.mark.parametrize("name", MODULES)
 def test_as_exact_as_eager(name: str, own_kernels: bool) -> None:

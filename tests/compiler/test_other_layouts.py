@@ -83,7 +83,7 @@ def _check(f):
     assert isinstance(expected, type) or (reasons and not any("failed" in reason for reason in reasons)), reasons
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("layout", SPARSE)
 def test_sparse_tensors_are_left_to_eager_with_a_reason(layout):

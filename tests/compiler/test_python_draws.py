@@ -100,7 +100,7 @@ def same(program: Any, other: Any) -> None:
     assert after == states
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: getattr(p, "__name__", f"Dropping {p}"[:8]))
 def test_one_graph_draws_what_eager_draws(program: Any) -> None:
     compiled = smelt.compile(program)

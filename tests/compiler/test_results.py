@@ -124,7 +124,7 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and (bits[0] == bits[1] or (a != a and b != b))
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("is_native", [True, False])
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers(name: str, is_native: bool) -> None:

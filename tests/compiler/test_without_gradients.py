@@ -123,6 +123,7 @@ def with_gradients() -> Iterator[None]:
         yield
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("needs", [False, True])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_that_is_no_grad_itself_is_compiled(program: Any, needs: bool) -> None:

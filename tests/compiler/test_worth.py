@@ -169,6 +169,7 @@ def test_draws_and_free_sizes_are_weighed(monkeypatch: pytest.MonkeyPatch, progr
     assert "slower than eager" in str(smelt.explain(compiled))
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("margin", [0.0, 1e9])
 def test_a_graph_that_goes_through_python_is_weighed_once(monkeypatch: pytest.MonkeyPatch, margin: float) -> None:
     monkeypatch.setattr(module, "SETTLING", 2)

@@ -16,7 +16,7 @@ from tests.kernels.edge import before_the_edge, status_of_child
 BIAS = bound(Op("add", (Ref(ACC, DType.F32), Load(0, Index(0, (0, 1)), DType.F32)), DType.F32), DType.F32, [DType.F32])
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(12)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("right", ["packed", "rows", "columns"])
 @pytest.mark.parametrize("m", [1, 2, 3, 5, 9, 13])

@@ -22,7 +22,7 @@ def op(name: str, *args: Expr, dtype: DType = F32) -> Op:
 SUM = op("add", Ref(ACC, F32), BIAS)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("m", [1, 3, 14])
 @pytest.mark.parametrize(

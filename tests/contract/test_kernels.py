@@ -24,7 +24,7 @@ def assert_close(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> None:
     assert float(((out.double() - exact).abs() / scale).max()) < BOUND[x.dtype]
 
 
-@pytest.mark.spread(7)
+@pytest.mark.spread(14)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("right", RIGHTS)
@@ -42,7 +42,7 @@ def test_every_remainder(isa: Isa, dtype: torch.dtype, right: Right) -> None:
             assert bool((wide[:, n:] == 7).all()), "columns beyond the result were written"
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("right", RIGHTS)
 @pytest.mark.parametrize(
@@ -78,6 +78,7 @@ def test_nothing_to_sum(isa: Isa, right: Right, m: int) -> None:
     assert bool((out == 0).all())
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("right", RIGHTS)
 @pytest.mark.parametrize("m", [1, 2, 11])
@@ -104,6 +105,7 @@ def test_left_matrix_of_any_strides(isa: Isa, right: Right) -> None:
             assert_close(out, x, w)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("right", ["rows", "columns"])
 @pytest.mark.parametrize("m", [1, 4, 20])

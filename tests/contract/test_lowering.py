@@ -63,7 +63,7 @@ graph f(%x: f32[{rows}, 64]) -> f32[{rows}, 64] {{
 STATE = {"w": normal(200, 64) / 8, "b": normal(200, seed=1), "v": normal(200, 64, seed=2) / 14}
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 9, 50])
 def test_feed_forward(isa: None, rows: int) -> None:
     plan = check_near(FEED_FORWARD.format(rows=rows), [normal(rows, 64, seed=3)], STATE)
@@ -105,7 +105,7 @@ graph f(%x: f32[ROWS, 1536]) -> f32[ROWS, 96] {
         assert rms_ratio(found, x @ w.t(), x.double() @ w.double().t()) <= 1.5
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize(
     ("left", "right", "result", "op"),
     [
@@ -168,7 +168,7 @@ def _laid(text: str, dtype: torch.dtype, seed: int) -> torch.Tensor:
     return torch.zeros(extent, dtype=dtype).as_strided(shape, steps).copy_(dense)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("scalars", ["", ", beta=0.5", ", alpha=3", ", beta=2, alpha=0.25"])
 @pytest.mark.parametrize("added", ["[40]", "[1, 40]", "[20, 1]", "[20, 40]", "[20, 40]{1, 20}"])
 def test_added_tensors(isa: None, added: str, scalars: str) -> None:

@@ -41,7 +41,7 @@ def product_in_parts(isa: Isa, x: torch.Tensor, w: torch.Tensor, out: torch.Tens
     return plan
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("cores", [2, 64])

@@ -129,7 +129,7 @@ PROGRAMS = (
 )  # fmt: skip
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_lists_hold_what_they_hold_in_eager(program: Callable[..., Any]) -> None:
     compiled = smelt.compile(program)
@@ -142,7 +142,7 @@ def test_lists_hold_what_they_hold_in_eager(program: Callable[..., Any]) -> None
         assert told(found) == wanted
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("program, count", [(stacked, 1), (of_numbers, 1), (two, 2), (of_lists, 2), (on_some_ways, 1)])
 def test_a_list_that_nobody_else_sees_stays_where_it_is(program: Callable[..., Any], count: int) -> None:
     traced = smelt.trace(program, (torch.ones(4), torch.tensor(3)), check=False)

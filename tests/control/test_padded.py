@@ -271,7 +271,7 @@ def same(got: Any, expected: Any) -> None:
             assert type(mine) is type(other) and mine == other
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("program", [*NATIVE, *PARTLY])
 def test_as_in_eager(program: Callable[..., Any]) -> None:
     compiled = smelt.compile(program)
@@ -283,7 +283,7 @@ def test_as_in_eager(program: Callable[..., Any]) -> None:
     assert not compiled.stats().fallbacks
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("program", [*NATIVE, *PARTLY])
 def test_the_evaluator_says_the_same_of_both_graphs(program: Callable[..., Any]) -> None:
     graph = smelt.trace(program, (rows(), masks()[0])).graph
@@ -293,7 +293,7 @@ def test_the_evaluator_says_the_same_of_both_graphs(program: Callable[..., Any])
             same(mine, other)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("program", NATIVE)
 def test_nothing_goes_through_python(program: Callable[..., Any]) -> None:
     compiled = smelt.compile(program)

@@ -152,7 +152,7 @@ def test_a_count_is_an_int_and_a_constant_is_not_given_away() -> None:
 # --- dtypes and layouts
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool])
 def test_dtypes(dtype: torch.dtype) -> None:
     def select(x: Tensor, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -166,7 +166,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
         same(compiled(x, m), select(x, m))
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32, torch.float16])
 @pytest.mark.parametrize("index", [torch.int64, torch.int32])
 @pytest.mark.parametrize("dim", [0, 1, -1])

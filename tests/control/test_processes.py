@@ -104,6 +104,7 @@ def test_other_instruction_sets(isa: str) -> None:
     smelt_forks().run(script, environment={"SMELT_ISA": isa})
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("symbol", ["aoti_torch_get_data_ptr", "aoti_torch_empty_strided", "aoti_torch_copy_"])
 def test_missing_symbols_change_no_answer(symbol: str) -> None:
     with shim.hidden(symbol):

@@ -87,7 +87,7 @@ PROGRAMS: list[tuple[Callable[[Tensor, Tensor], object], int, list[torch.dtype]]
 ]
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize(("f", "total", "dtype"), [(f, total, d) for f, total, dtypes in PROGRAMS for d in dtypes])
 def test_parts_of_any_size(f: Callable[[Tensor, Tensor], object], total: int, dtype: torch.dtype) -> None:
     compiled = smelt.compile(f)

@@ -43,7 +43,7 @@ def test_weights_read_for_few_tiles(caches: tuple[int, int], monkeypatch: pytest
     assert kernel_of(same(64, 7, 64, 3)) == "winograd"
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("caches", [SMALL, LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("name", isas())
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ SHAPES = {
 }  # fmt: skip
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @isa_names
 @pytest.mark.parametrize("kind", SHAPES)
 def test_shapes(kind: str, name: str) -> None:

@@ -45,7 +45,7 @@ ACTIVATIONS = {
 }
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("isa", ["avx512", "avx2", "baseline"])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations(name: str, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:

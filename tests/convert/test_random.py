@@ -28,13 +28,13 @@ def _check(seed: int, runtime: Runtime, *, pure: bool = False) -> None:
 
 
 @given(seed=st.integers(0, 10**9))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_random_programs(seed: int) -> None:
     _check(seed, PLAIN)
 
 
 @given(seed=st.integers(0, 10**9))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_random_programs_whose_other_arms_run_for_nothing(seed: int) -> None:
     _check(seed, Scrambling(), pure=True)
 

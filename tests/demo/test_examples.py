@@ -24,7 +24,7 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
     made.close()
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
 def test_example_runs(forks: Forks, script: Path, tmp_path: Path) -> None:
     assert forks.run(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')", tmp_path)

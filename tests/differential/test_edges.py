@@ -86,7 +86,7 @@ SOME = [
 ]
 
 
-@pytest.mark.spread(7)
+@pytest.mark.spread(14)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", KINDS)
 def test_shapes_and_layouts(name: str) -> None:
@@ -107,7 +107,7 @@ def _check_layouts(name: str, cases: list[tuple[tuple[int, ...], str]]) -> None:
         check(KINDS[name], lambda shape=shape, layout=layout: tensor(1, shape, F32, layout), is_exact(name))
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", KINDS)
 def test_dtypes(name: str) -> None:
@@ -116,7 +116,7 @@ def test_dtypes(name: str) -> None:
     check(KINDS[name], lambda: tensor(1, (), F32), is_exact(name))
 
 
-@pytest.mark.spread(7)
+@pytest.mark.spread(14)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [*KINDS, *IMAGES])
 def test_odd_values(name: str) -> None:
@@ -136,7 +136,7 @@ def test_odd_values(name: str) -> None:
         check(fn, make, is_exact(name))
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", IMAGES)
 def test_images(name: str) -> None:

@@ -130,7 +130,7 @@ def test_found_in_kernels(name: str) -> None:
     assert difference is None, f"{difference}\n{program.source()}"
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("name", FOUND)
 def test_found(name: str) -> None:
     program = FOUND[name]

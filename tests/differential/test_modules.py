@@ -212,7 +212,7 @@ def compare_calls(eager: nn.Module, other: Any, state: nn.Module, where: str, co
         assert text is None, f"{where}, call {call}: {text}"
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", MODULES)
 def test_compiled_modules_follow_changes(name: str) -> None:
@@ -232,7 +232,7 @@ def test_compiled_modules_follow_changes(name: str) -> None:
             compare_calls(eager, compiled, module, what)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", MODULES)
 def test_traced_modules_follow_their_state(name: str) -> None:
@@ -251,7 +251,7 @@ def test_traced_modules_follow_their_state(name: str) -> None:
             compare_calls(eager, program, module, what)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", MODULES)

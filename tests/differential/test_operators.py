@@ -115,7 +115,7 @@ def _cases(names: list[str]) -> list[Any]:
     ]
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("part", range(8))
 def test_catalogued_operators(part: int) -> None:
     for case in _cases(_catalogued())[part::8]:

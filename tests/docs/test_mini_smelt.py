@@ -74,6 +74,7 @@ def straight(x: Tensor, y: Tensor) -> Tensor:
     return x.softmax(-1) + y.exp()
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("f", [nested, straight])
 def test_equal_to_eager(mini: ModuleType, f: object, dtype: torch.dtype) -> None:

@@ -28,8 +28,17 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+# As long as all others together; its steps have tests of their own.
+_LONG = {"schedules"}
+_RUN = [
+    pytest.param(page, marks=pytest.mark.nightly if page.stem in _LONG else (), id=page.stem)
+    for page in PAGES
+    if page.stem != "tutorial"
+]
+
+
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "tutorial"], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", _RUN)
 def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path / "cache"))
     names: dict[str, Any] = {"__name__": f"docs_{page.stem}"}

@@ -60,7 +60,7 @@ _CASES: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]], str]] = {
 }
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("name", _CASES)
 def test_in_from_export(name: str) -> None:
     f, calls, node = _CASES[name]

@@ -44,7 +44,7 @@ def test_out_to_fx(case: Case) -> None:
     assert set(dict(module.named_parameters())) >= set(dict(out.named_parameters()))
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("case", CASES, ids=_NAMES)
 def test_in_from_export(case: Case) -> None:
     module = case.make().eval()
@@ -60,7 +60,7 @@ def test_in_from_export(case: Case) -> None:
     assert program.native_failure is None
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("case", CASES, ids=_NAMES)
 def test_out_and_in_again(case: Case) -> None:
     module = case.make().eval()
@@ -78,7 +78,7 @@ def test_out_and_in_again(case: Case) -> None:
             assert_same_call(again, eager, args, {})
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("case", [c for c in CASES if not c.calls[0][1]], ids=lambda c: c.name)
 def test_in_from_make_fx(case: Case) -> None:
     """Flat inputs, ATen only, with what torch noted of them: no example is needed."""
@@ -203,7 +203,7 @@ _HEADS: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[tuple[Any, ...]], 
 ]  # fmt: skip
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("head", _HEADS, ids=["rows", "columns", "one", "sizes", "floats", "strides", "more", "less"])
 @pytest.mark.parametrize("door", ["as it is", "pickled", "torch.compile", "smelt.compile"])
 def test_what_goes_out_holds_for_the_inputs_of_the_capture(head: Any, door: str) -> None:

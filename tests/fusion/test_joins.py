@@ -51,7 +51,7 @@ def loads(nest: Nest) -> int:
     return sum(isinstance(part, Load) for part in parts)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("count", [2, 3, 8, 37])
 @pytest.mark.parametrize(
     ("op", "sizes", "dim"),
@@ -172,7 +172,7 @@ PARTS: dict[str, Callable[[], list[torch.Tensor]]] = {
 }
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("join", [torch.cat, torch.stack], ids=["cat", "stack"])
 @pytest.mark.parametrize("name", PARTS)

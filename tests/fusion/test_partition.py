@@ -268,6 +268,7 @@ def _running(turns: int) -> Graph:
     return parse(f"graph f(%x: f32[4, 16]) -> f32[{turns}, 4, 16] {{\n{body}\n  return %out\n}}")
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("turns", [4, 9, 30])
 def test_what_many_pieces_need_is_computed_once(turns: int) -> None:
     graph = _running(turns)

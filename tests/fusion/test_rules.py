@@ -20,7 +20,7 @@ _REFUSALS = (
 )  # fmt: skip
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("record", [r for r in CATALOGUE if r.name in RULES], ids=lambda r: r.name)
 def test_samples_equal_eager(record: OpRecord) -> None:
     for sample in record.samples():

@@ -132,7 +132,7 @@ def no_grad() -> Any:
         yield
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("kind", MADE)
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_attributes_before_those_of_the_class(kind: str, wrapped: bool) -> None:
@@ -192,7 +192,7 @@ def test_fresh_ones_alike_are_one_entry() -> None:
         assert compiled.stats().builds == before + 1, kind
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("place", ["argument", "list", "attribute", "global", "class"])
 @pytest.mark.parametrize("kind", NUMBERS)
 def test_attributes_of_numbers_and_of_members_of_enumerations(kind: str, place: str) -> None:

@@ -196,6 +196,7 @@ CHANGES: list[Callable[[], Made]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("make", CHANGES, ids=lambda make: make.__name__)
 def test_a_class_that_changed_is_seen(make: Callable[[], Made]) -> None:
     (f, change), x = make(), torch.ones(1)

@@ -34,7 +34,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMELT_FUZZ_GAIN", "2")
 
 
-@pytest.mark.spread(7)
+@pytest.mark.spread(14)
 @pytest.mark.parametrize("name", _SUBJECTS)
 def test_every_change_is_seen(name: str) -> None:
     report = fuzz(_SUBJECTS[name])
@@ -62,7 +62,7 @@ def test_the_programs_read_all_kinds_of_places() -> None:
     assert kinds | {"buffers", "class of", "code", "mode", "setting", "shadow", "tensor"} <= set(seen)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("name", _COMPILING_ANEW)
 def test_entries_made_meanwhile_are_right(name: str) -> None:
     report = fuzz(_SUBJECTS[name], every=4, again=True)
@@ -115,7 +115,7 @@ class _Plain(torch.nn.Module):
         return x * self.scale + self.shift
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("which", ["scale", "shift"])
 @pytest.mark.parametrize(
     "data",

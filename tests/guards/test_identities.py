@@ -54,6 +54,7 @@ def by_identity_inside(x: Any, y: Any, t: Tensor) -> Tensor:
     return by_identity({"in": [x]}["in"][0], y, t)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("make", CONTAINERS.values(), ids=CONTAINERS)
 @pytest.mark.parametrize("order", ["sssdds", "ddssd"])
 def test_containers_that_are_one_or_two(make: Callable[[], Any], order: str) -> None:
@@ -114,7 +115,7 @@ class Holder(nn.Module):
         return t * 10
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("name", ["sizes", "table", "box", "weight", "buffer"])
 @pytest.mark.parametrize("order", ["oossoso", "ssosoos"])
 def test_arguments_that_are_what_the_program_reads_by_itself(name: str, order: str) -> None:
@@ -161,7 +162,7 @@ def asks_of_a_dict(a: Any, b: Any) -> tuple[Any, Callable[[Any, Any], None], Cal
     return held, put, lambda t: t * (2 if held["a"][0] is held["b"] else 3)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("make", CONTAINERS.values(), ids=CONTAINERS)
 @pytest.mark.parametrize("asks", [asks_of_a_list, asks_of_a_dict])
 def test_members_outside_the_arguments_that_are_one_or_two(make: Callable[[], Any], asks: Any) -> None:

@@ -77,7 +77,7 @@ def _check(program: Callable[..., Any], calls: Sequence[Callable[[], tuple[Any, 
     return compiled
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("kind", ["object", "tuple", "frozenset", "record"])
 def test_what_a_key_of_an_argument_holds(kind: str) -> None:
     held: Any = Record(2.0) if kind == "record" else Scaled(2.0)

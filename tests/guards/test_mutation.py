@@ -290,7 +290,7 @@ def agree(compiled: Any, eager: Any) -> None:
     assert torch.equal(torch.signbit(compiled), torch.signbit(eager))
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_changed_read_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     f, change = FUNCTIONS[name]
@@ -371,7 +371,7 @@ MODULE_CHANGES: dict[str, Callable[[Block], Any]] = {
 }
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("name", MODULE_CHANGES)
 def test_a_changed_module_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.Tanh, "forward", nn.Tanh.forward)

@@ -357,7 +357,7 @@ def test_a_field_that_is_computed_is_no_field() -> None:
     assert _row_for((late,), {})[1] is None
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("writes", [False, True])
 def test_random_arguments_are_judged_as_python_judges_them(grad: bool, writes: bool) -> None:

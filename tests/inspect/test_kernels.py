@@ -62,6 +62,7 @@ def test_launches_stand_in_the_order_of_the_plan(profiled: smelt.Compiled) -> No
     assert scopes.index("first") < scopes.index("second")
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("form", ["loops", "llvm", "assembly"])
 def test_a_listing_has_each_kernel_once_with_its_operators(profiled: smelt.Compiled, form: str) -> None:
     (unit,) = compiled_units(profiled)

@@ -111,7 +111,7 @@ _SAME: list[tuple[Nest, list[tuple[LoopStep, ...]]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @ISAS
 @pytest.mark.parametrize("case", _SAME, ids=["transpose", "softmax", "layer norm", "windows", "scan"])
 def test_what_keeps_the_order_keeps_the_bits(case: tuple[Nest, list[tuple[LoopStep, ...]]], isa: Isa) -> None:

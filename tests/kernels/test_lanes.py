@@ -110,7 +110,7 @@ def _operands(op: str, dtype: DType) -> tuple[torch.Tensor, ...]:
     return a, b
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @ISAS
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_against_torch(dtype: DType, isa: Isa) -> None:
@@ -131,7 +131,7 @@ def test_against_torch(dtype: DType, isa: Isa) -> None:
             assert not wrong, (op, lanes, [([float(x[i]) for x in operands], got[i], want[i]) for i in wrong])
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @ISAS
 @pytest.mark.parametrize("source", DTYPES, ids=str)
 def test_casts(source: DType, isa: Isa) -> None:

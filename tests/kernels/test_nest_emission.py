@@ -128,7 +128,7 @@ def test_one_buffer_at_several_offsets(isa: Isa) -> None:
     check(made, isa, [_drawn([4, n])], torch.zeros(2, n))
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @ISAS
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("shape", [(16, 16), (33, 70), (8, 100), (100, 8), (1, 5), (128, 64)], ids=str)
@@ -282,7 +282,7 @@ def test_scatter_of_elements(isa: Isa) -> None:
 # --- reductions
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @ISAS
 @pytest.mark.parametrize("kind", ["sum", "max", "argmin"])
 def test_rows_of_every_length(kind: str, isa: Isa) -> None:
@@ -292,7 +292,7 @@ def test_rows_of_every_length(kind: str, isa: Isa) -> None:
         check(reduce_rows(kind, rows, n), isa, [_drawn([rows, n])], out, tolerance=1e-4 if n > 1000 else 1e-5)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @ISAS
 @pytest.mark.parametrize("kind", ["sum", "prod", "max", "min", "argmax", "argmin", "argmax_element", "argmin_element"])
 @pytest.mark.parametrize("dtype", [DType.F32, DType.F64, DType.I64, DType.I32, DType.U8], ids=str)
@@ -518,6 +518,7 @@ def test_rows_too_long_for_scratch_are_computed_again(isa: Isa) -> None:
     assert emit_nest(softmax(2, 2003), isa).scratch_nbytes > 0
 
 
+@pytest.mark.spread(3)
 @ISAS
 def test_a_chain_longer_than_pythons_stack(isa: Isa) -> None:
     body: list[Let | Store] = [Let("v0", load(0, 1))]

@@ -204,7 +204,7 @@ def compare(seed: int) -> None:
             assert torch.allclose(got[k].double(), want[k].double(), rtol=1e-5, atol=1e-5, equal_nan=True), note
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("block", range(6))
 def test_random_nests(block: int) -> None:
     for seed in range(block * 10, block * 10 + 10):

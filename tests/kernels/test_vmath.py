@@ -123,7 +123,7 @@ def _gelu_of_onednn(x: torch.Tensor) -> torch.Tensor:
         torch._C._set_mkldnn_enabled(was_enabled)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("isa", _isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("lanes", [1, 0], ids=["scalar", "vector"])
 @pytest.mark.parametrize("op", [*MAX_ULP, *ABSOLUTE])

@@ -99,6 +99,7 @@ def test_an_interpreter_that_is_not_here() -> None:
         interpreter("3.99", {})
 
 
+@pytest.mark.nightly
 def test_a_library_loads_with_stand_ins_for_what_it_needs(tmp_path: Path) -> None:
     """One that wants two names, one with a version and one that answers a text, of a library that is not there."""
     (tmp_path / "gone.c").write_text("int gone_count(void) { return 3; }\nconst char *goneName(void) { return 0; }\n")

@@ -67,7 +67,7 @@ def samples(record: OpRecord, most: int) -> Iterator[Any]:
             yield sample
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(18)
 @pytest.mark.parametrize("record", CATALOGUE, ids=lambda r: r.name)
 def test_what_is_said_holds_for_the_sizes_that_there_are(record: OpRecord) -> None:
     _check(record, 2)

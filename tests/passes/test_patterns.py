@@ -188,7 +188,7 @@ def triple(dtype: torch.dtype, queries: int = 5, keys: int = 7, width: int = 4) 
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_attention_is_found(name: str, dtype: torch.dtype) -> None:

@@ -82,7 +82,7 @@ def _in_place(graph: Graph) -> list[Node]:
     return [n for n in graph.walk() if effects(n).writes and n.op != "write"]
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("seed", range(150))
 def test_random_views_and_writes(seed: int) -> None:
     rng = random.Random(seed)

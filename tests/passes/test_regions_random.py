@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +33,7 @@ def _load(name: str) -> Any:
 programs = _load("region_programs")
 PASSES = (*FUNCTIONAL, *OPTIMIZED)
 SETTINGS = settings(
-    max_examples=200,
+    max_examples=50,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
@@ -84,4 +85,11 @@ def check(program: Any, passes: tuple[Pass, ...]) -> None:
 @SETTINGS
 @given(st.data())
 def test_the_pipeline_keeps_the_meaning(data: st.DataObject) -> None:
+    check(programs.write(lambda items: data.draw(st.sampled_from(list(items)))), PASSES)
+
+
+@pytest.mark.nightly
+@settings(SETTINGS, max_examples=200)
+@given(st.data())
+def test_the_pipeline_keeps_the_meaning_of_many(data: st.DataObject) -> None:
     check(programs.write(lambda items: data.draw(st.sampled_from(list(items)))), PASSES)

@@ -137,7 +137,7 @@ def ended(call, i):
     return str(found), [a.tolist() for a in args], torch.get_rng_state().sum().item()
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("how", ["trace", "compile", "script"])
 @pytest.mark.parametrize("fn", CASES, ids=lambda fn: fn.__name__)
 def test_unused(fn, how):
@@ -153,6 +153,7 @@ def test_unused(fn, how):
             assert ended(made, i) == ended(program, i)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("literal", [False, True], ids=["free", "fixed"])
 def test_a_number_that_comes_from_outside(literal):
     def program(x, n, before):

@@ -32,7 +32,7 @@ def masks(mask: torch.Tensor) -> dict[str, torch.Tensor]:
     return made
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("name", [*MODELS, *(pytest.param(name, marks=pytest.mark.nightly) for name in SLOW)])
 def test_several_masks_each_twice(name: str) -> None:
     with warnings.catch_warnings():

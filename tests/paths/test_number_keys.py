@@ -72,7 +72,7 @@ KEYS: dict[str, Callable[[int, torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("name", KEYS)
 def test_what_a_call_does_it_does_once(name: str) -> None:
     make = KEYS[name]

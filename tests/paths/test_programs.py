@@ -27,7 +27,7 @@ def make(name: str) -> tuple[Any, Any, list[Any]]:
     return compiled, eager, list(inputs)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), pytest.param((1, 2, 0), marks=pytest.mark.nightly)], ids=str)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.usefixtures("paths_only")
@@ -44,7 +44,7 @@ def compiled_whole(compiled: Compiled) -> bool:
     return not stats.fallbacks and all(row.entry is not None for row in stats.rows)
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(12)
 @pytest.mark.parametrize("name", [n for n in PROGRAMS if n not in (*RAISES, "nested", "counted", "draws_decide")])
 def test_each_way_is_recorded_once_and_then_found(name: str, both: str) -> None:
     compiled, eager, inputs = make(name)
@@ -56,6 +56,7 @@ def test_each_way_is_recorded_once_and_then_found(name: str, both: str) -> None:
     assert sum(row.hits for row in stats.rows) == 3 * len(inputs) - stats.builds
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("name", RAISES)
 def test_a_way_that_ends_in_an_error_is_no_storm(name: str, both: str) -> None:
     compiled, eager, inputs = make(name)
@@ -88,7 +89,7 @@ def test_a_mode_of_the_caller_is_a_guard_beside_the_paths(both: str) -> None:
     agree(compiled, eager, inputs)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_is_as_in_eager_where_it_can_be_staged(name: str) -> None:
     compiled, eager, inputs = make(name)
@@ -127,6 +128,7 @@ def other_helper(x: torch.Tensor) -> torch.Tensor:
     return x * 9
 
 
+@pytest.mark.spread(2)
 def test_what_only_other_ways_read_is_guarded(both: str, monkeypatch: pytest.MonkeyPatch) -> None:
     eager = Arms()
     compiled = smelt.compile(eager)

@@ -18,7 +18,7 @@ from .programs import PROGRAMS
 APART = ("early_return", "numpy_read", "formatted", "nested")
 
 
-@pytest.mark.spread(7)
+@pytest.mark.spread(14)
 @pytest.mark.parametrize("name", [n for n in PROGRAMS if n not in APART])
 def test_all_ways(name: str) -> None:
     torch.manual_seed(0)

@@ -30,7 +30,7 @@ def traced(program: Any, *args: Any, **given: Any) -> Any:
 NAMES = [n for n in PROGRAMS if n not in ("asserting", "raising", "draws_decide", "formatted")]
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_it_holds_for_the_recorded_way_and_raises_for_others(name: str) -> None:
     torch.manual_seed(0)

@@ -11,7 +11,7 @@ from tests.programs.asks_tables import ASKS, CHANGES, MAKERS, RISKY, SOURCES, VI
 from tests.programs.judge import OPTIONS, ORDERS, OWN, judge
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_programs_that_ask_tensors_about_themselves(seed: int, tmp_path: Path) -> None:
     _check(seed, 4, tmp_path, ("compile", "dynamic")[seed % 2 :][:1])

@@ -18,7 +18,7 @@ def _check(seed: int, folder: Path) -> None:
     assert not judged.difference, f"{way}: {judged.difference}\n{path.read_text()}"
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("seed", range(18))
 def test_random_programs_with_keys_of_every_kind(seed: int, tmp_path: Path) -> None:
     _check(seed, tmp_path)

@@ -29,7 +29,7 @@ def _check(folder: Path, seeds: range, size: int, is_wide: bool = False, **optio
     return rows
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_programs(part: int, tmp_path: Path) -> None:
     each = PROGRAMS // PARTS
@@ -37,7 +37,7 @@ def test_random_programs(part: int, tmp_path: Path) -> None:
     print(report(rows))
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("part", range(4))
 def test_random_programs_of_more_constructs(part: int, tmp_path: Path) -> None:
     options = OWN if part % 2 else OPTIONS

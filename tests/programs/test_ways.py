@@ -14,7 +14,7 @@ from tests.programs.generate import generate
 from tests.programs.judge import OPTIONS, ORDERS, OWN, judge
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("seed", range(3000, 3012))
 def test_random_programs_called_otherwise(seed: int, tmp_path: Path) -> None:
     path = tmp_path / f"program_{seed}.py"

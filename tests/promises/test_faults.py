@@ -234,7 +234,7 @@ def test_what_only_a_recorded_way_can_hold_is_named_by_file_and_line() -> None:
     assert caught.value.code == "S0101" and f"{caught.value.where}".startswith(place)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("f", [branching, counting, sized, by_numpy])
 @pytest.mark.parametrize("given", [{"options": RULE}, {"options": STRICT}, {"options": RULE, "fullgraph": True}])
 def test_programs_that_data_decide_are_compiled_whole(f: Any, given: dict[str, Any]) -> None:
@@ -437,7 +437,7 @@ CHANGES: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_module_that_changes_between_calls(what: str) -> None:
     torch.manual_seed(4)

@@ -101,7 +101,7 @@ def names_used(*samples: Callable[[], Sample], options: Mapping[str, Any] = RULE
     return sorted(asked | set(handles.NAMES))
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("options", [RULE, LIBRARY], ids=["kernels", "library"])
 @pytest.mark.parametrize("sample", SAMPLES, ids=["block", "images", "mixed"])
 def test_each_symbol_hidden_in_turn(sample: Callable[[], Sample], options: Mapping[str, Any]) -> None:
@@ -113,6 +113,7 @@ def test_each_symbol_hidden_in_turn(sample: Callable[[], Sample], options: Mappi
             check(sample, options=options)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("options", [RULE, LIBRARY], ids=["kernels", "library"])
 def test_all_symbols_hidden_at_once(options: Mapping[str, Any]) -> None:
     with shim.hidden(*names_used(options=options)):
@@ -158,7 +159,7 @@ def replace_everywhere(patch: pytest.MonkeyPatch, owner: Any, name: str, value: 
             patch.setattr(module, name, value)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("what", FALLBACKS)
 def test_each_private_python_name_missing_in_turn(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, value = FALLBACKS[what]

@@ -179,6 +179,7 @@ def test_a_folder_that_refuses_in_between(tmp_path: Path, monkeypatch: pytest.Mo
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("isa", ["avx2", "baseline", "none"])
 def test_a_cpu_that_has_less(isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMELT_ISA", isa)
@@ -204,6 +205,7 @@ def _executor_is(build: Callable[[str], bytes], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(executor, "cached_object", made)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("failure", [_fail, lambda text: 1 // 0, lambda text: b"not an object"])
 def test_an_executor_that_cannot_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Any) -> None:
     _executor_is(failure, monkeypatch)

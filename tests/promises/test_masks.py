@@ -31,7 +31,7 @@ def _masks() -> dict[str, torch.Tensor]:
     return {"full": full, "right": right, "left": left}
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("first", ["full", "right"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_traced_with_one_mask_for_all_masks(name: str, first: str) -> None:

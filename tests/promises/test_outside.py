@@ -115,7 +115,7 @@ def seen(folder: pathlib.Path, run: Callable[[], Any]) -> tuple[Any, dict[str, s
     return answer, texts, len(inside)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("make", PROGRAMS)
 def test_a_compiled_program_does_what_eager_does(make: Any, act: Any, tmp_path: pathlib.Path) -> None:

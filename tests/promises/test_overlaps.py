@@ -39,7 +39,7 @@ def outcome(program: Callable[[Tensor], Any], x: Tensor) -> Any:
         return type(error)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.filterwarnings("ignore:.*falls back to eager:smelt.SmeltWarning")
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("program", [*READING_BACK, *READING_AHEAD])

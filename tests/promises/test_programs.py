@@ -110,6 +110,7 @@ def test_programs_of_functions_keep_what_they_close_over() -> None:
     assert_agrees(program(x), f(x))
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("way", ["pickle", "deepcopy", "save"])
 def test_programs_and_compiled_modules_are_copied(way: str, tmp_path: Path) -> None:
     program, model, x = traced_block()

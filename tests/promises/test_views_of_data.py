@@ -137,7 +137,7 @@ PROGRAMS = [
 ]  # fmt: skip
 
 
-@pytest.mark.spread(7)
+@pytest.mark.spread(14)
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("own", [True, False], ids=["own kernels", "library"])
 def test_what_is_returned_shares_memory_as_in_eager(fn: Callable[..., Any], own: bool) -> None:
@@ -183,7 +183,7 @@ SELECTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("fn", SELECTIONS, ids=lambda fn: fn.__name__)
 def test_what_is_returned_lies_in_memory_of_the_size_that_data_tell(fn: Callable[..., Any]) -> None:
     x = torch.tensor([[0.0, 2.0], [5.0, 4.0], [2.0, 1.0]])

@@ -64,6 +64,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_input_layouts(runner: Runner, layout: str) -> None:
     x, y = LAYOUTS[layout](), torch.randn(6, 3)
@@ -144,7 +145,7 @@ def test_mkl_linear(runner: Runner) -> None:
     same(got, F.linear(x, w, b), exact=False)
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("groups", [1, 4])
 def test_convolutions(runner: Runner, memory_format: torch.memory_format, groups: int) -> None:

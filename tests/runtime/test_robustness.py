@@ -118,7 +118,7 @@ def own_garbage() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.usefixtures("own_garbage")
 @pytest.mark.parametrize("python", [False, True])
 @pytest.mark.parametrize("name", FAILURES)

@@ -151,7 +151,7 @@ REPLACEMENTS = {
 }
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("name", REPLACEMENTS)
 def test_a_replacement_with_another_arity_shape_or_dtype(name):
     new, said = REPLACEMENTS[name]
@@ -181,7 +181,7 @@ ON_MATCHES = {
 }
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("step", ON_MATCHES)
 def test_overlapping_matches(step):
     s, model = _scheduled()
@@ -191,7 +191,7 @@ def test_overlapping_matches(step):
         ON_MATCHES[step](s, found)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("step", ON_MATCHES)
 def test_an_intermediate_that_escapes(step):
     s, model = _scheduled()
@@ -209,7 +209,7 @@ HOOKS = [
 ]
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(
     ("step", "hook"),
     [
@@ -238,6 +238,7 @@ def test_what_is_no_match(given):
         s.fuse(given) if given is not None else s.fuse_horizontal([None, None])
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("name", ["a.b", "", 3, "two words"])
 def test_a_name_that_is_none(name):
     s, model = _scheduled()
@@ -374,7 +375,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_text_of_another_version_or_with_something_else_in_it(change):
     data = json.loads(_scheduled()[0].to_json())

@@ -202,7 +202,7 @@ def test_behaviour_06_tree_with_operands_either_way(program):
     assert [match[name].name for name in "xyz"] == [value.name for value in match.target.graph.inputs]
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(
     ("program", "pattern"),
     [

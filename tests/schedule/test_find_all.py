@@ -70,7 +70,7 @@ def _by_trying(pattern, graph, escaping):
     return found
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("escaping", [False, True])
 @pytest.mark.parametrize("seed", range(100))
 def test_what_is_found_is_what_trying_everything_gives(seed, escaping):

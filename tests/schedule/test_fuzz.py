@@ -329,9 +329,11 @@ def _fuzz(seeds, steps=_STEPS):
         return sum(len(_tried(seed, steps)) for seed in seeds)
 
 
-# 122: a block that stands twice, whose attempts at a step must not touch what the first call keeps for its gradient.
-@pytest.mark.spread(6)
-@pytest.mark.parametrize("seed", [122, *range(5)])
+# 122: a block that stands twice, whose attempts at a step must not touch what the first call keeps for its gradient. It
+# takes as long as all others together.
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=() if seed in (1, 4) else pytest.mark.nightly) for seed in (122, *range(5))]
+)
 def test_random_steps_keep_what_a_model_does(seed):
     assert _fuzz(range(seed, seed + 1)) >= 0
 

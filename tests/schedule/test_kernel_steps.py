@@ -65,6 +65,7 @@ STEPS = (
 )
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("step", STEPS, ids=["tile", "unroll", "parallel"])
 def test_a_step_changes_loops_and_code_and_keeps_the_bits(step):
     model, x = _Model().eval(), torch.randn(2, 5, 48)

@@ -167,7 +167,7 @@ def _check(names, training):
                 assert _apart(value, found[key]) < limit, (key, s.log)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("pair", _PAIRS[:: len(_PAIRS) // 16], ids="+".join)
 def test_pairs(pair):
     _check(pair, training=_PAIRS.index(pair) % 2 == 0)

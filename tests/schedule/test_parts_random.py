@@ -58,7 +58,7 @@ def _same(found, expected):
     return all((a is None and b is None) or torch.equal(a, b) for a, b in pairs)
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("block", range(4))
 def test_a_part_taken_out_keeps_answers_and_gradients_or_is_refused(block):
     taken = refused = 0

@@ -164,7 +164,7 @@ def _seen(model):
     )  # fmt: skip
 
 
-@pytest.mark.spread(7)
+@pytest.mark.spread(14)
 @pytest.mark.parametrize("act", [*ACTS, *map(_raising, ACTS)], ids=lambda a: getattr(a, "__qualname__", "") + "_")
 @pytest.mark.parametrize("grad", [True, False])
 def test_a_search_leaves_the_model_as_it_was(act, grad):

@@ -188,7 +188,7 @@ def _ops(schedule, path=""):
     return [node.op for node in schedule._state.scope(path).edited.graph.walk()]
 
 
-@pytest.mark.spread(13)
+@pytest.mark.spread(26)
 @pytest.mark.parametrize("core", _SPELLINGS, ids=lambda core: core.__name__)
 def test_attention_in_any_spelling_becomes_one_operator(core):
     model, x = _Attention(core).eval(), torch.randn(2, 5, 16)
@@ -244,7 +244,7 @@ def test_rows_that_are_masked_throughout_are_zeros_and_others_as_they_were():
     torch.testing.assert_close(got[:, rest], expected[:, rest])
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("core", [_folded, _summed_in_place, _grouped_summed, _with_start], ids=lambda c: c.__name__)
 def test_a_call_that_the_step_does_not_fit_runs_as_it_is(core):
     """What a mode or a dtype changes is no error: the step computes what was there."""

@@ -52,7 +52,7 @@ _TAKEN = {
 _all = pytest.mark.parametrize("make", _TAKEN, ids=lambda make: make.__name__[1:])
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @_all
 def test_all_that_is_found_is_taken_and_computes_the_same(make):
     torch.manual_seed(0)
@@ -65,7 +65,7 @@ def test_all_that_is_found_is_taken_and_computes_the_same(make):
     ready.schedule.verify(backward=False if make is _decoder else None)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @_all
 def test_gradients_buffers_and_dropout_are_those_of_the_model(make):
     torch.manual_seed(0)

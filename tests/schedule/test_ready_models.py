@@ -73,7 +73,15 @@ _FOUND = {
 }
 
 
-@pytest.mark.parametrize("make", _FOUND, ids=lambda make: make.__name__[1:])
+_DAILY = (_vit, _resnet)
+"""Those that have most kinds of parts, and take the shortest."""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [make if make in _DAILY else pytest.param(make, marks=pytest.mark.nightly) for make in _FOUND],
+    ids=lambda make: make.__name__[1:],
+)
 def test_inference(make):
     torch.manual_seed(0)
     model, inputs = make()
@@ -120,13 +128,21 @@ def test_all_three_together():
     s.verify(backward=False)
 
 
-def test_a_cache_is_told_and_never_an_error():
+def _with_a_cache():
     torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**_GPT2, **_EAGER)).eval()
-    ready = schedules.inference(model, _ids())
+    return schedules.inference(model, _ids())
+
+
+def test_a_cache_is_told_and_never_an_error():
+    ready = _with_a_cache()
     assert (
         ready.found["attention"]
         == 2
         == ready.applied.get("attention", 0) + sum(text.startswith("attention") for text in ready.skipped)
     )
-    ready.schedule.verify()
+
+
+@pytest.mark.nightly
+def test_what_is_taken_beside_a_cache_is_verified():
+    _with_a_cache().schedule.verify()

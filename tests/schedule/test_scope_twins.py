@@ -193,7 +193,7 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("change", DIFFERENT.values(), ids=DIFFERENT.keys())
 def test_layers_that_differ_are_captured_by_themselves(change, runs):
     model, x = _Model(), torch.randn(2, 8)

@@ -41,6 +41,7 @@ class Ends(nn.Module):
         return torch.relu(x @ x.t() + 15.0)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_pattern_with_an_island_in_it_is_found(compiled):
     # The cast of the island lies between the operators that the pattern names.

@@ -98,7 +98,7 @@ def a_row(x: F32, y: OTHER, k: int) -> Tensor:
     return out
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("f", [columns, a_row])
 @pytest.mark.parametrize(
     ("shape", "k"), [((2, 3), -1), ((2, 3), 1), ((1, 3), 0), ((2, 1), -1), ((1, 1), -2), ((3, 3), 1), ((2, 4), 0)]

@@ -30,7 +30,7 @@ ENDLESS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("is_first", [False, True])
 @pytest.mark.parametrize("kind", ENDLESS)
 def test_zipped(kind: str, is_first: bool) -> None:

@@ -13,7 +13,7 @@ from tests.script.checking import agrees
 from tests.script.modules import MODULES
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(12)
 @pytest.mark.parametrize("name", list(MODULES))
 def test_as_in_eager(name):
     module, calls = MODULES[name]
@@ -38,7 +38,7 @@ def lines(graph):
     return re.sub(r"%\d+", lambda m: numbers.setdefault(m[0], f"%{len(numbers)}"), text).splitlines()
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("name", [n for n in MODULES if n not in GIVES_LESS])
 def test_known_types_give_the_graph_of_a_recorded_run(name):
     module, calls = MODULES[name]
@@ -50,7 +50,7 @@ def test_known_types_give_the_graph_of_a_recorded_run(name):
         assert shown == wanted
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("name", list(MODULES))
 def test_the_graph_that_runs_is_that_of_a_recorded_run(name):
     module, calls = MODULES[name]

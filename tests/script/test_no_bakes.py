@@ -38,7 +38,7 @@ def by_item(x):
     return x + int(x.sum().item() * 10)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("fn", [over_range_of_size, by_rank, by_dtype, by_length, by_item])
 def test_one_graph_for_all(fn):
     agrees(fn, (A,), (B,), (A[0],), (B.double(),))

@@ -461,7 +461,7 @@ _OF_ROWS_AND_COUNT = (
 )
 
 
-@pytest.mark.spread(9)
+@pytest.mark.spread(18)
 @pytest.mark.parametrize(
     ("fn", "calls"),
     [

@@ -180,7 +180,7 @@ CASES: list[tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]] = [
 ]
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(("program", "calls"), CASES, ids=lambda v: v.__name__ if callable(v) else "")
 def test_as_eager(program: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> None:
     agrees(program, *calls)

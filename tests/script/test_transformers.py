@@ -55,7 +55,7 @@ def first(found):
     return found[0] if isinstance(found, tuple) else next(iter(found.values()))
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(8)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", [bert, gpt2, llama, t5, vit, mixtral, swin], ids=lambda make: make.__name__)
 def test_from_source(make):

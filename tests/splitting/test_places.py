@@ -180,7 +180,7 @@ def shape_of(value: Any, met: dict[int, int], tensors: list[torch.Tensor]) -> An
     return type(value), [(name, shape_of(getattr(value, name), met, tensors)) for name in names]
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_as_eager_leaves_it(name: str) -> None:
     program, make, renewed, builds = CASES[name]

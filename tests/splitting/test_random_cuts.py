@@ -317,6 +317,7 @@ def test_cut_anywhere(function: FunctionType) -> None:
     assert made > 30
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("args", [(1,), (2, 5), (3, 5, 7, 9)])
 def test_parameters_of_all_kinds(args: tuple[int, ...]) -> None:
     numbers = random.Random(0)

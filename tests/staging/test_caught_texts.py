@@ -25,7 +25,7 @@ OPERATORS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_texts_of_sizes_that_are_free_otherwise(name: str) -> None:
     def program(x: torch.Tensor) -> Any:

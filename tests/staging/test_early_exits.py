@@ -123,6 +123,7 @@ def test_as_in_eager(program: Callable[..., Any]) -> None:
                     assert torch.allclose(a, b, atol=1e-6) if isinstance(b, Tensor) else a == b
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("program", [returned, broken], ids=lambda program: program.__name__)
 def test_graphs_grow_with_the_layers(program: Callable[..., Any]) -> None:
     def nodes(count: int) -> int:

@@ -45,6 +45,7 @@ def least(*numbers: float) -> list[torch.Tensor]:
     return [torch.tensor(number) for number in numbers]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("is_returned", [False, True])
 def test_the_graph_holds_for_what_goes_the_other_way(is_returned: bool) -> None:
     model = Table(is_returned)

@@ -13,6 +13,7 @@ X = torch.arange(24.0).reshape(2, 4, 3) / 7
 MASKS = [torch.tensor(m) for m in ([[1, 0, 0], [1, 0, 1]], [[1, 1, 1], [1, 0, 1]], [[0, 0, 0], [0, 0, 0]])]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("make", [list, tuple])
 def test_sizes_are_compared_as_one_question(make: Any) -> None:
     def f(x, m):

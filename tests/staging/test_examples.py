@@ -70,6 +70,7 @@ def of_lists(a: torch.Tensor) -> torch.Tensor:
     return torch.ones(len(first) - len(second) + 3) * 2 + 1
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     "program",
     [

@@ -32,6 +32,7 @@ print(compiled.stats().builds)
 
 
 # Torch loads a package for the first data-free view.
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("made", ["torch.randn(2, 3)", "torch.randn(4, 3)[1:3]"])
 def test_it_is_one_graph(made: str, tmp_path: Path) -> None:
     file = tmp_path / "program.py"

@@ -70,7 +70,7 @@ def in_a_test(x: Tensor, y: Tensor) -> object:
     return turns
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(
     "f",
     [of_a_branch, after_a_write, of_two_branches, in_a_list, of_a_loop, of_an_element, of_turns, in_a_test],

@@ -118,7 +118,7 @@ def told(value: Any) -> Any:
     return [told(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.filterwarnings("ignore:.*cannot be lowered:smelt.diag.SmeltWarning")
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_it_is_what_it_is_in_eager(program: Callable[[Tensor], object]) -> None:

@@ -115,7 +115,7 @@ def of(f: Callable[..., Any], args: Any) -> Any:
     return plain(f(*given)), plain(given)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("step", [1, -1])
 def test_compiled(program: Callable[..., Any], step: int) -> None:

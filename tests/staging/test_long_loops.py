@@ -118,7 +118,7 @@ def named(program: Any) -> str:
     return getattr(program, "__name__", type(program).__name__)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("program", (*LOOPS, *TURN_BY_TURN), ids=named)
 def test_the_answer(program: Callable[..., Any], x: Tensor) -> None:
     compiled, traced = smelt.compile(program), smelt.trace(program, (x,))
@@ -129,7 +129,7 @@ def test_the_answer(program: Callable[..., Any], x: Tensor) -> None:
             torch.testing.assert_close(traced(given), expected)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("program", LOOPS, ids=named)
 def test_one_loop_of_the_graph(program: Callable[..., Any], x: Tensor) -> None:
     with torch.no_grad():

@@ -77,12 +77,13 @@ def compared(program: Program) -> smelt.Compiled:
     return compiled
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("name", WHOLE)
 def test_one_graph(name: str) -> None:
     assert compared(WHOLE[name]).stats().builds == 1
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("name", PARTS)
 def test_as_many_parts_as_rows(name: str) -> None:
     compared(PARTS[name])

@@ -36,7 +36,7 @@ def beside_data(x: Tensor, m: Tensor) -> Any:
     return x[n, m], x[m, n:], x[m][..., 0]
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bool])
 @pytest.mark.parametrize("fn", [alone, among_others, written, made, beside_data], ids=lambda fn: fn.__name__)
 def test_as_in_eager(fn: Callable[..., Any], dtype: torch.dtype) -> None:

@@ -258,7 +258,7 @@ def same(found: Any) -> list[int]:
     return [next(i for i, other in enumerate(seen) if other is one) for one in seen]
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_compiled(program: Callable[..., Any]) -> None:
@@ -269,7 +269,7 @@ def test_compiled(program: Callable[..., Any]) -> None:
         assert same(found) == same(expected)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_traced(program: Callable[..., Any]) -> None:
@@ -323,7 +323,7 @@ def kept(x: Tensor, st: Any) -> Any:
     return [one for i, one in enumerate(st) if x[i] > 0]
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
 @pytest.mark.parametrize("program", [to_an_argument, to_an_entry, marked, handed_back, kept], ids=lambda p: p.__name__)
 def test_lists_of_an_argument(program: Callable[..., Any]) -> None:

@@ -87,6 +87,7 @@ def some_of_floats(x: Tensor) -> Tensor:
     return torch.as_tensor([float(row.sum()) for row in x if row.sum() > 0])
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     "f", [some, lambda x: some(x, torch.int16), some_of_floats], ids=["ints", "ints with a dtype", "floats"]
 )

@@ -80,7 +80,7 @@ BY_WAY: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("name", BY_WAY)
 def test_strides_of_results_whose_operand_lies_by_way(name: str) -> None:
     f = BY_WAY[name]

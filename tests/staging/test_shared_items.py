@@ -95,7 +95,7 @@ def same(items: list[Tensor]) -> list[int]:
     return [next(i for i, other in enumerate(items) if other is item) for item in items]
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("make", [smelt.compile, smelt.script])
 @pytest.mark.parametrize(
     "program",

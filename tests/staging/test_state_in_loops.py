@@ -126,7 +126,7 @@ _BODIES = [
 ]  # fmt: skip
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("body", _BODIES, ids=lambda fn: fn.__name__)
 def test_as_in_eager_and_one_graph(body: Callable[..., Any]) -> None:
     module = Counting(body)

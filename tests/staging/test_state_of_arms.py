@@ -93,7 +93,7 @@ def _loaded(path: Path) -> ModuleType:
     return module
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", [smelt.compile, smelt.script], ids=["compile", "script"])
 @pytest.mark.parametrize("case", _CASES)

@@ -25,7 +25,7 @@ OPERATORS: dict[str, Callable[[Tensor], object]] = {
 }  # fmt: skip
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("made", OPERANDS)
 def test_results_in_branches_lie_as_in_eager(made: str) -> None:
     operand = OPERANDS[made]

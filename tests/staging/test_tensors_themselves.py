@@ -79,7 +79,7 @@ def state(layer: Layer) -> Any:
 X = torch.ones(2, 2)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("on_one_way", [False, True])
 @pytest.mark.parametrize("name", ACTS)
 def test_compiled(name: str, on_one_way: bool) -> None:
@@ -91,7 +91,7 @@ def test_compiled(name: str, on_one_way: bool) -> None:
             assert state(other) == state(one)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("on_one_way", [False, True])
 @pytest.mark.parametrize("name", ACTS)
 def test_making_a_script_changes_nothing(name: str, on_one_way: bool) -> None:
@@ -160,7 +160,7 @@ def _seen(o: Tensor) -> Any:
     return type(o).__name__, notes, o.requires_grad, o.grad is None, len(o._backward_hooks or ())
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("make", [smelt.compile, smelt.script])
 @pytest.mark.parametrize("is_parameter", [False, True])
 @pytest.mark.parametrize("name", INSIDE)

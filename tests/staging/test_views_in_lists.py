@@ -27,7 +27,7 @@ PIECES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.spread(7)
+@pytest.mark.spread(14)
 @pytest.mark.parametrize("how", ["whole", "part", "piece"])
 @pytest.mark.parametrize("name", PIECES)
 @pytest.mark.parametrize("make", [smelt.compile, smelt.trace, smelt.script])

@@ -152,7 +152,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
 PROGRAMS = (straight, arm, imported, instance, of_data, in_loop, levels, comprehensions, quiet, fails_after)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("way", MAKERS)
 def test_as_in_eager(program: Callable[..., Any], way: str) -> None:

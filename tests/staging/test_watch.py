@@ -167,7 +167,7 @@ def inside(items):
     return 2.0 if type(items[0]) is int else 3.0
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_is_taken_for_a_number(name):
     check(PROGRAMS[name], *INPUTS)

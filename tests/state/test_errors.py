@@ -72,7 +72,7 @@ def twin(cls: type[Base]) -> Callable[[], tuple[Any, Callable[[], Any]]]:
     return make
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("cls", [Beyond, Written, Raised])
 @pytest.mark.parametrize("raising", [(5, 6, 8), (0, 5, 7, 9)])
 def test_random_numbers_and_state_before_an_error(cls: type[Base], raising: Sequence[int]) -> None:

@@ -132,7 +132,7 @@ def twin(cls: type[Base]) -> Callable[[], tuple[Any, Callable[[], Any]]]:
     return make
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("cls", [OnType, OnGivenClass, Mean, Normalizer, Window, Queue, Replay, Counts, Raising])
 def test_as_in_eager_and_one_graph(cls: type[Base]) -> None:
     compiled = compare(twin(cls), calls=10)

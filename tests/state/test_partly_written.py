@@ -66,7 +66,7 @@ def _same(a: Any, b: Any) -> bool:
     return torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a == b and type(a) is type(b)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("order", [(1.0, 3.0, 0.0, 1.0, 0.0, 0.0, 3.0), (0.0, 1.0, 0.0, 3.0, 0.0, 1.0)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_in_eager(kind: str, order: tuple[float, ...]) -> None:

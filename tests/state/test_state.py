@@ -288,7 +288,7 @@ def twin(cls: type[Base]) -> Callable[[], tuple[Any, Callable[[], Any]]]:
     return make
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("cls", CLASSES)
 def test_as_in_eager_and_one_graph(cls: type[Base]) -> None:
     compiled = compare(twin(cls))
@@ -303,6 +303,7 @@ def test_a_value_that_changes_is_no_build(cls: type[Base]) -> None:
     assert compiled.stats().builds == 2 and not compiled.stats().guard_failures
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("cls", [Counter, Schedule, Average, Recurrent])
 def test_calls_are_native(cls: type[Base]) -> None:
     compiled = compare(twin(cls), calls=8)
@@ -623,6 +624,7 @@ def test_guards_and_inputs_are_named_as_the_user_knows_them() -> None:
     assert [found["represents"] for found in smelt.explain(compiled).to_dict()["symbols"]] == ["Counter.n"]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("options", [{"dynamic_shapes": {"x": {0: "B"}}}, {"dynamic": True}, {"dynamic": False}])
 def test_sizes_change_too(options: dict[str, Any]) -> None:
     def arguments(number: int) -> tuple[torch.Tensor]:

@@ -42,7 +42,7 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("part", range(2))
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_views_of_results(dynamic: bool | None, part: int) -> None:
@@ -55,6 +55,7 @@ def test_views_of_results(dynamic: bool | None, part: int) -> None:
         _same(name, program, dynamic, [torch.rand(n, 3) for n in (3, 4, 4, 5)])
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_views_of_complex_results(dynamic: bool | None) -> None:
     views = {

@@ -169,7 +169,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Call, list[Call], list[Call]]] = [
 ]
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("number", range(len(PROGRAMS)), ids=lambda n: PROGRAMS[n][0].__name__)
 def test_loops(number: int) -> None:
     program, args, inside, outside = PROGRAMS[number]

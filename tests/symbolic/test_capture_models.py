@@ -66,7 +66,7 @@ def tensors(result: Any) -> list[torch.Tensor]:
     return [value for value in result.to_tuple() if isinstance(value, torch.Tensor)]
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 def test_other_batches_and_lengths(model: tuple[str, Any, Make]) -> None:
     name, module, make = model
     with torch.no_grad():
@@ -79,7 +79,7 @@ def test_other_batches_and_lengths(model: tuple[str, Any, Make]) -> None:
                 assert a.stride() == c.stride() and torch.equal(a, c), (name, b, s)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 def test_the_batch_is_free(model: tuple[str, Any, Make]) -> None:
     _, module, make = model
     args = make(3, 7)

@@ -307,7 +307,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Call, list[Call], list[Call]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("number", range(len(PROGRAMS)), ids=lambda n: f"{PROGRAMS[n][0].__name__}-{n}")
 def test_programs(number: int) -> None:
     program, args, inside, outside = PROGRAMS[number]

@@ -92,7 +92,7 @@ def call(r: random.Random) -> tuple[Any, ...]:
     )
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("seed", range(_PROGRAMS))
 def test_random_programs(seed: int, tmp_path: Any) -> None:
     torch.manual_seed(seed)

@@ -123,7 +123,7 @@ def attend(x: Any, cache: Any) -> Any:
     return x
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("name", KEYS)
 def test_a_cache_that_grows_below_a_key(name: str) -> None:
     key = KEYS[name]
@@ -137,7 +137,7 @@ def test_a_cache_that_grows_below_a_key(name: str) -> None:
     assert "there is no argument" not in repr(smelt.explain(compiled).to_dict())
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("make", [dict, OrderedDict, lambda: defaultdict(tuple), Own])
 def test_a_cache_of_two_layers(make: Callable[[], Any]) -> None:
     compiled = follow(attend, lambda: (make(),))

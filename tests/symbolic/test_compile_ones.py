@@ -114,7 +114,7 @@ CALLS: tuple[Sequence[tuple[int, int]], ...] = (
 )
 
 
-@pytest.mark.spread(7)
+@pytest.mark.spread(14)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 @pytest.mark.parametrize("calls", CALLS, ids=range(len(CALLS)))
 def test_programs_that_treat_ones_apart(program: Any, calls: Any) -> None:

@@ -115,7 +115,7 @@ BATCHED = {
 }
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("hint", [2, 33])
 @pytest.mark.parametrize("name", BATCHED)
 def test_a_batch_of_any_size(name: str, hint: int) -> None:

@@ -105,7 +105,7 @@ def _calls(sizes: tuple[int, ...]) -> Iterator[tuple[Tensor, Tensor]]:
             yield torch.randn(2, size, 5), torch.tensor(pair)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize(("dynamic", "builds"), [(True, 1), (None, 2)])
 @pytest.mark.parametrize("program", CUTS)
 def test_one_build_for_all_numbers_and_sizes(program: Callable[..., Any], dynamic: bool | None, builds: int) -> None:
@@ -117,7 +117,7 @@ def test_one_build_for_all_numbers_and_sizes(program: Callable[..., Any], dynami
     assert all(row.entry is not None and row.entry.is_staged for row in stats.rows)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("dynamic", [True, None])
 @pytest.mark.parametrize("program", WRITES)
 def test_views_are_written_through(program: Callable[..., Any], dynamic: bool | None) -> None:

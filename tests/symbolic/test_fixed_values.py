@@ -130,6 +130,7 @@ def padded(x, n):
     return [0] * n, x + 1
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("f", "use"),
     [(keyed, "it is a key of a dict"), (lettered, "its text is made there"), (padded, "how long a list or text is")],

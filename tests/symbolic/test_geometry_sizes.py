@@ -46,7 +46,7 @@ def _run(op: str, x: torch.Tensor, args: Sequence[Any]) -> list[torch.Tensor] | 
     return found if all(r.untyped_storage()._cdata == x.untyped_storage()._cdata for r in found) else []
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("name", sorted(_CASES))
 def test_layouts_hold_wherever_guards_do(name: str) -> None:
     op, rng = f"aten.{name}", random.Random(name)

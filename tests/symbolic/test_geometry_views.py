@@ -174,7 +174,7 @@ def test_every_rule_has_a_case() -> None:
     assert {f"aten.{name}" for name in _CASES} == set(VIEW_RULES)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("name", sorted(_CASES))
 def test_layouts_are_torchs(name: str) -> None:
     op, rng = f"aten.{name}", random.Random(name)

@@ -194,7 +194,7 @@ def expression(draw: random.Random, depth: int) -> str:
             return f"-{left}"
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("seed", range(60))
 def test_random_checks(seed: int) -> None:
     """Native code never lets a call pass that Python does not."""

@@ -74,6 +74,7 @@ def kinds(x: Any) -> Any:
     return x.to(torch.float64) * 2, x.to(torch.int64) * 2, (x.to(torch.int64) * 2.0).dtype, torch.cat([x, x], 1)
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("program", [modes, equal_later, apart, kinds], ids=lambda p: p.__name__)
 def test_what_tells_calls_apart(program: Any) -> None:
     compiled = smelt.compile(program)

@@ -177,7 +177,7 @@ def check(f: Callable[..., Any], compiled: Any, args: tuple[Any, ...]) -> None:
     torch.testing.assert_close(mine, theirs)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
 def test_one_graph_for_all_sizes(f: Callable[..., Any]) -> None:
     compiled = smelt.compile(f)

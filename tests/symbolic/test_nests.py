@@ -187,6 +187,7 @@ def test_rows_that_may_be_few_are_not_cut_for_threads() -> None:
 # --- sizes as numbers
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("dtype", [DType.F32, DType.F64, DType.BF16, DType.F16])
 def test_sizes_that_are_divided_by(dtype: DType) -> None:
     def make(s: Sheet, z: Sizes) -> Sequence[Value]:

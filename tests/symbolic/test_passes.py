@@ -156,7 +156,7 @@ def _passed(graph: Graph, captured: Captured, sizes: Sizes | None, passes: Any) 
     return made
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("name", _CASES)
 @pytest.mark.parametrize("with_sizes", [True, False])
 def test_answers_stay_at_all_sizes(name: str, with_sizes: bool) -> None:

@@ -98,7 +98,7 @@ ANY = Range(1)
 SIZES = ((2, 64), (3, 77), (1, 1), (2, 2), (1, 4), (1, 5), (1, 130), (2, 257), (1, 600))
 
 
-@pytest.mark.spread(7)
+@pytest.mark.spread(14)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -152,7 +152,7 @@ LENGTHS = (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 255, 256, 257, 1000)
 """Below, at and beyond the lanes of all vectors, blocks of keys."""
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("mask", [None, torch.bool, torch.float32])

@@ -39,7 +39,7 @@ graph f(%x: {dtype}[B, S, {k}]{kind}, %r: {dtype}[B, S, 40]) -> {dtype}[B, S, 40
     return Program(text, inputs, state)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("hints", [{"B": 2, "S": 3}, {"B": 4, "S": 64}], ids=str)
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
 def test_a_linear(hints: dict[str, int], dtype: str) -> None:
@@ -260,7 +260,7 @@ graph f(%q: f32[B, {s}, 4, 16], %k: f32[B, {t}, {kv_heads}, 16], %v: f32[B, {t},
     return Program(text, inputs, {})
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("hints", [{"B": 2, "S": 3}, {"B": 4, "S": 64}], ids=str)
 @pytest.mark.parametrize(
     ("rest", "mask", "kv_heads"),

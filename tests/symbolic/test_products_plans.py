@@ -34,7 +34,7 @@ ROWS = (1, 2, 3, 8, 9, 15, 16, 17, 40, 128, 129, 300)
 """On both sides of each threshold: heights of dot products and lines, terms of a chain, rows of a block."""
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("right", RIGHTS)
 @pytest.mark.parametrize(("dtype", "hint"), [*((dtype, 200) for dtype in DTYPES), (torch.float32, 3)], ids=str)
@@ -73,6 +73,7 @@ def test_error_is_within_that_of_eager(isa: Isa, right: Right, m: int) -> None:
         assert rms(out, exact) <= 1.5 * rms(x @ w.t(), exact)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("right", ["rows", "columns"])
@@ -89,7 +90,7 @@ def test_all_sizes_may_be_symbols(isa: Isa, dtype: torch.dtype, right: Right, is
         assert_close(out, x, w)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("right", ["rows", "columns"])
 @pytest.mark.parametrize("m", [1, 2, 5])
@@ -136,7 +137,7 @@ def plan_of_both(isa: Isa, dtype: torch.dtype, heights: tuple[int, ...], m: int,
     return plan_both(isa, DTYPES[dtype], problem, both, plain(DTYPES[dtype]))
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heights", [FEW, MANY], ids=str)

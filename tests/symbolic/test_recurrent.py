@@ -89,7 +89,7 @@ def assert_shared(compiled: Any, most: int) -> None:
     assert units and all(unit.why_alone == "" and unit.lowered_alone == 0 for unit in units)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_take_any_length_and_batch(name: str) -> None:
@@ -159,7 +159,7 @@ def test_dropout_in_training_draws_as_eager_does(sizes: list[tuple[int, int]]) -
             assert_same(compiled(x), expected)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("module", [Cells("RNNCell"), Cells("GRUCell"), Cells("LSTMCell"), ByHand(True), ByHand(False)])
 def test_loops_have_a_bound_that_is_free(module: nn.Module) -> None:
     with torch.no_grad():

@@ -66,7 +66,7 @@ def encoder(**kwargs: Any) -> nn.Module:
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, **kwargs).eval()
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(
     "more",
     [
@@ -83,7 +83,7 @@ def test_attention_without_weights_has_free_sizes(more: Any) -> None:
     assert check(attention, lambda b, s: itself(b, s, **more(b, s))) <= 3
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(4)
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("masks", ["none", "padding", "causal", "padded as it is"])
 def test_an_encoder_over_many_sizes_is_three_builds_at_most(masks: str) -> None:
@@ -98,7 +98,7 @@ def test_an_encoder_over_many_sizes_is_three_builds_at_most(masks: str) -> None:
     assert check(model, call) <= 3
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(
     "program",
     [

@@ -273,7 +273,7 @@ def assert_native(compiled: Any) -> None:
     assert report["fallbacks"] == [] and {graph["runs"] for graph in report["graphs"]} == {"natively"}
 
 
-@pytest.mark.spread(8)
+@pytest.mark.spread(16)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_rows_are_as_in_eager_for_all_sizes(program: Callable[..., Any], dynamic: bool | None) -> None:

@@ -180,7 +180,7 @@ OPERATORS = {
 }
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_numbers_that_operators_take_follow_the_sizes(name):
     def program(x):

@@ -147,7 +147,7 @@ def test_programs_that_do_not_tell_strides_are_built_twice(program: Callable[...
     assert builds_like_eager(program) == 2
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(
     "program",
     [

@@ -44,7 +44,7 @@ def differing(uses: list[str], text: str, calls: list[tuple[Any, ...]], folder: 
     return found
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize(
     ("text", "numbers"),

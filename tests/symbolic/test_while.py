@@ -77,7 +77,7 @@ class Layers(torch.nn.Module):
 LOOPS = (counted, counted_down, beside_data, nested, two_numbers, collected, Layers())
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("program", LOOPS)
 @torch.no_grad()
 def test_one_loop_for_all_numbers(program: Callable[..., Any]) -> None:
