@@ -414,7 +414,7 @@ def test_explain_shows_what_another_process_did(tmp_path: Path) -> None:
         call(program, x)
     report = smelt.explain(program)
     (graph,) = report.graphs
-    assert "from disk" in graph["plan"] and graph["nodes optimized"] and report.kernels and report.passes
+    assert "from the disk cache" in graph["plan"] and graph["nodes optimized"] and report.kernels and report.passes
     assert graph["optimized"] and "layer_norm" in str(report)
 
 

@@ -28,7 +28,7 @@ FREE_BUILDS = 3
 SERVED = 4  # calls that a build has to serve
 FLOOR_S = 0.5  # about what the first builds of a process take
 AHEAD = 100  # calls that are taken to come
-STAGING_S = 2.0  # for the staged runs of a build, whatever is left
+STAGING_S = 5.0  # for the staged runs of a build, whatever is left
 _SAMPLES = 8  # eager calls that are timed
 
 STOPPED = "further builds would cost more than the calls are worth"

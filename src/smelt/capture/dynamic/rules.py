@@ -15,7 +15,7 @@ import torch
 
 from smelt._torch.shadow import Shadows
 from smelt._torch.state import is_any_autocast
-from smelt.capture.dynamic.arithmetic import is_symbolic
+from smelt.capture.dynamic.arithmetic import at_hand, is_symbolic
 from smelt.capture.dynamic.nodes import node_of
 from smelt.capture.dynamic.values import sized
 from smelt.ops.record import Trait
@@ -42,8 +42,16 @@ def same(a: Any, b: Any) -> bool:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor lies row-major and has elements at all sizes."""
-    return _row_major(tensor) is not None
+    """Whether a tensor is row-major and has elements at all sizes.
+
+    Strides over one element may be numbers, those that row-major order gives now: guards hold them where they matter.
+    """
+    sizes = _numbers(tensor.shape)
+    steps = _steps(sizes)
+    return steps is not None and all(
+        same(step, plain) or (size == 1 and type(size) is type(step) is int and at_hand(plain) == step)
+        for size, step, plain in zip(sizes, _numbers(tensor.stride()), steps, strict=True)
+    )
 
 
 def _steps(sizes: Sequence[Any]) -> list[Any] | None:

@@ -26,6 +26,8 @@ from smelt.capture.opinfo import OpInfo
 from smelt.capture.staging.by_trial import types_by_trial
 from smelt.ir import Arg, TensorType, TupleType, Type, Value
 from smelt.ops.convert import dtype_from_torch, from_torch
+from smelt.ops.record import Trait
+from smelt.ops.sets import where
 from smelt.ops.shapes.indexing import INDEXING, index_strides
 from smelt.ops.shapes.pointwise import pointwise_strides
 from smelt.ops.shapes.symbolic import CannotTell, iterated, ruled_view
@@ -33,6 +35,8 @@ from smelt.ops.shapes.views import VIEW_RULES, Layout, row_major
 
 _COPYING = frozenset(f"aten.{name}" for name in ("reshape.default", "reshape_as.default", "flatten.using_ints"))
 """Views that copy, row-major, what no view can show."""
+_PARTS = where(Trait.LIST_OF_VIEWS) | {"aten.tensor_split.sections", "aten.tensor_split.indices"}
+"""Parts of one dimension have the strides of the whole, whatever their sizes are."""
 _ASKED_ALWAYS = frozenset(("roll", "channel_shuffle", "native_channel_shuffle"))
 """Their results keep the memory format of their operand on the CPU, and are row-major without data."""
 _MOST_ELEMENTS = 1 << 14
@@ -53,6 +57,10 @@ def laid_as_on_cpu(
         return result
     if not all(map(_is_strided, (*results, *operands))) or all(map(is_plain, (*results, *operands))):
         return result
+    if info.name in _PARTS:
+        return result
+    if info.name == "aten.diagonal.default":
+        return _of_diagonal(shadows, result, *args, **kwargs)
     if info.name in VIEW_RULES:
         layouts = _viewed(info.name, args, kwargs)
         if layouts is not None:
@@ -118,6 +126,15 @@ def _is_at_edge(tensor: torch.Tensor) -> bool:
             return True
         step = step * size
     return False
+
+
+def _of_diagonal(
+    shadows: Shadows, result: torch.Tensor, of: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> torch.Tensor:
+    """A diagonal, which begins where its operand does if it has no elements."""
+    if not offset or not bool(_numbers(result.shape)[-1] == 0):
+        return result
+    return shadows.view(of, result.shape, result.stride(), of.storage_offset())
 
 
 def _viewed(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Layout] | None:
