@@ -49,7 +49,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
     sizes = _numbers(tensor.shape)
     steps = _steps(sizes)
     return steps is not None and all(
-        same(step, plain) or (size == 1 and type(size) is type(step) is int and at_hand(plain) == step)
+        same(step, plain) or (type(size) is type(step) is int and size == 1 and at_hand(plain) == step)
         for size, step, plain in zip(sizes, _numbers(tensor.stride()), steps, strict=True)
     )
 
