@@ -114,6 +114,15 @@ def test_a_filled_diagonal_counts_as_a_write() -> None:
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
+def test_a_diagonal_past_the_last_column_begins_where_its_matrix_does(dynamic: bool | None) -> None:
+    def program(x: Tensor) -> Any:
+        d = (x * 2).diagonal(1)
+        return d.storage_offset(), d.stride(), d.shape, d
+
+    _same("", program, dynamic, [torch.rand(*shape) for shape in ((4, 4), (3, 5), (4, 1), (2, 1), (4, 1), (1, 1))])
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
 def test_bytes_of_tensors_whose_sizes_the_path_decides(dynamic: bool | None) -> None:
     def program(x: Tensor) -> Any:
         y = x[:2] * 2 if x.sum() > 0 else x.double()

@@ -124,10 +124,10 @@ def _extreme(is_max: bool) -> Callable[..., Number]:
         best = numbers[0]
         for number in numbers[1:]:
             p, q = trace.poly_of(best), trace.poly_of(number)
-            less = trace.decide("<=", terms.add(p, q, -1))
-            if less is None:
+            is_less, is_more = (trace.decide("<=", terms.add(a, b, -1)) for a, b in ((p, q), (q, p)))
+            if is_less is not True and is_more is not True:
                 return NotImplemented
-            if less is is_max:
+            if is_less is not is_more and (is_less is True) is is_max:
                 best = number
         return best
 

@@ -373,11 +373,7 @@ class ShadowRecorder(Recorder):
                             result = apart(result, own_args)
                     else:
                         result = rule(overload, own_args, own_kwargs, numbers[world], self._make)
-                if not self._is_to_be_tried(info, result):
-                    with unseen():
-                        result = laid_as_on_cpu(
-                            self.shadows, self.session.size_trace, info, own_args, own_kwargs, result
-                        )
+                result = self._as_on_cpu(info, own_args, own_kwargs, result)
             except _DeadWorldError:
                 result = DEAD
             except Exception as refused:
@@ -390,8 +386,6 @@ class ShadowRecorder(Recorder):
                         self.session.cannot(f"{info.name} raises what is caught", "its text names sizes that are free")
                     self._refused(said, info)
                 reason = f"{type(refused).__name__}: {refused}"
-            if result is not DEAD and self._is_to_be_tried(info, result):
-                result = self._tried(info, own_args, own_kwargs, result)
             results.append(result)
         # Where the numbers of the program's world do not fit together, it goes on with those of another one.
         seen = next((world for world, result in enumerate(results) if result is not DEAD), None)
@@ -549,22 +543,29 @@ class ShadowRecorder(Recorder):
             )
         return found
 
-    def _is_to_be_tried(self, info: OpInfo, result: Any) -> bool:
-        return info.name in self.session.trials or is_doubtful(result)
+    def _as_on_cpu(self, info: OpInfo, args: list[Any], kwargs: dict[str, Any], said: Any) -> Any:
+        """What the operator gives on the CPU: what its kernel without data said in the CPU's layout, or, where that
+        is in doubt, what trials tell. (They cannot tell of views.)
+        """
+        if (info.name in self.session.trials or is_doubtful(said)) and not _is_view(said):
+            tried = self._tried(info, args, kwargs)
+            return said if tried is DEAD else tried
+        with unseen():
+            return laid_as_on_cpu(self.shadows, self.session.size_trace, info, args, kwargs, said)
 
-    def _tried(self, info: OpInfo, args: list[Any], kwargs: dict[str, Any], said: Any, refused: bool = False) -> Any:
-        """What the operator gives on the CPU, where that can be told; else what its kernel without data said."""
+    def _tried(self, info: OpInfo, args: list[Any], kwargs: dict[str, Any], refused: bool = False) -> Any:
+        """What the operator gives on the CPU, DEAD where trials do not tell."""
         if info.writes or info.sized_by is not None:
-            return said
+            return DEAD
         try:
             return by_trial(self.shadows, self.session.size_trace, info.name, args, kwargs, is_refused=refused)
         except CannotTell:
-            return said
+            return DEAD
 
     def _doubted(self, refused: Exception, info: OpInfo, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """What the operator gives although its kernel without data refused; DEAD where eager raises, too."""
         if has_no_kernel(refused):
-            tried = self._tried(info, args, kwargs, DEAD, refused=True)
+            tried = self._tried(info, args, kwargs, refused=True)
             if tried is DEAD:
                 self.session.cannot(f"{info.name} has no kernel without data", str(refused))
             return tried
@@ -644,6 +645,10 @@ def _is_set_to(one: torch.Tensor, other: torch.Tensor) -> bool:
     return all(bool(number_of(a) == number_of(b)) for a, b in zip(*shown, strict=True))
 
 
+def _is_view(result: Any) -> bool:
+    return isinstance(result, torch.Tensor) and result._is_view()
+
+
 def _truth(session: Any, tensor: torch.Tensor) -> Slot:
     """The truth of a tensor as a number of the graph."""
     return slot_of(session.emit("py.bool", tensor))
@@ -689,7 +694,7 @@ def type_in_worlds(worlds: Sequence[Any]) -> TensorType | None:
         return tuple(d[0] if all(e == d[0] for e in d) else UNKNOWN_DIM for d in zip(*found, strict=True))
 
     shape = dims(shapes)
-    plain = len(alive) > 1 and all(0 in s or _is_row_major(t) for s, t in zip(shapes, alive, strict=True))
+    plain = len(alive) > 1 and all(map(_is_row_major, alive))
     steps = None if plain else dims(strides)
     return TensorType(dtype_from_torch(first.dtype), shape, steps, str(first.device))
 

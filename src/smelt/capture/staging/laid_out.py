@@ -159,19 +159,22 @@ def _without_masks(given: Sequence[Any], result: torch.Tensor) -> list[Layout | 
             found.append(None if index is None else _layout(index))
             continue
         sizes = [_numbers(other.shape)[-1] for other in plain if other.dim()]
-        count = sizes[0] if sizes else _numbers(result.shape)[_first_place(given)]
+        rank = max([1, *(other.dim() for other in plain)])
+        wide = [n for n in sizes if not (type(n) is int and n == 1)]
+        count = wide[0] if wide else _numbers(result.shape)[_first_place(given) + rank - 1]
         found += [Layout((count,), (1,))] * index.dim()
     return found
 
 
 def _first_place(given: Sequence[Any]) -> int:
-    """The dimension in which masks alone leave the count of their elements."""
+    """The first dimension of a result that its indices leave."""
     places: list[int] = []
     dim = 0
     for index in given:
+        taken = 1 if index is None or not _is_mask(index) else index.dim()
         if index is not None:
-            places += range(dim, dim + index.dim())
-        dim += 1 if index is None else index.dim()
+            places += range(dim, dim + taken)
+        dim += taken
     is_joined = places == list(range(places[0], places[-1] + 1))
     return places[0] if is_joined else 0
 
