@@ -168,3 +168,15 @@ def test_what_an_outer_function_counts_is_counted_once(x: Tensor) -> None:
     for n in range(1, 4):
         compiled(x)
         assert len(calls) == n
+
+
+def test_what_would_be_unrolled_again_is_compiled_from_its_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Network()
+    given = torch.linspace(-1, 1, 16).view(4, 4)
+    for turns, is_one_loop in ((40, False), (65, True)):
+        monkeypatch.setitem(globals(), "TURNS", turns)
+        compiled = smelt.compile(cell)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(given), cell(given))
+            assert "= for %" in text(given, cell)
+        assert ("= for %" in smelt.explain(compiled).graphs[0]["captured"]) == is_one_loop

@@ -78,7 +78,7 @@ def _unit(
         if unit is None and asks:
             unit, why_paths = attempts.of(("merged graph", begun_as), stage)
         elif unit is None:
-            looped = with_long_loops(captured, fn.log)
+            looped = with_long_loops(captured, fn.log, to_run=True)
             if looped is not None:
                 unit, _ = attempts.of("loops", partial(staged_unit, fn, looped, args, kwargs, options))
         if unit is None and asks and fn.learnt.asks_natively:

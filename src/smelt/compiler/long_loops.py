@@ -8,30 +8,36 @@ there are many iterations, or where they are many operators: those of a model th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from smelt.capture import Captured
 from smelt.capture.reads import ReadLog
 from smelt.capture.staging.control import LARGE, LONG, SHORT
-from smelt.ir import STATE_OPS, Graph, Node
+from smelt.ir import STATE_OPS, Node
+from smelt.passes.unroll import MOST, MOST_TRIPS
 
 
-def with_long_loops(captured: Captured, log: ReadLog | None) -> Captured | None:
-    """The capture, with the functions to stage for their loops; None where there seems to be no long one."""
-    if captured.graph is None or log is None or not log.rangers or not _has_long(captured.graph):
+def with_long_loops(captured: Captured, log: ReadLog | None, *, to_run: bool = False) -> Captured | None:
+    """The capture, with the functions to stage for their loops; None where there seems to be no long one.
+
+    to_run: None also where a pass would unroll the loop again, so that staging it gave the same code later.
+    """
+    if captured.graph is None or log is None or not log.rangers:
+        return None
+    nodes = [node for node in captured.graph.walk() if node.span]
+    times = max(Counter((node.span, node.op) for node in nodes).values(), default=0)
+    if not _has_long(nodes, times) or (to_run and len(nodes) <= MOST and times <= MOST_TRIPS):
         return None
     return replace(captured, rangers=tuple(log.rangers))
 
 
-def _has_long(graph: Graph) -> bool:
-    """Whether a line was recorded so often that a loop may be long.
+def _has_long(nodes: Sequence[Node], times: int) -> bool:
+    """Whether a line was recorded so often, `times` at most, that a loop may be long.
 
     Layers of a model are no iterations of one loop: each has parameters of its own, at the same line.
     """
-    nodes = [node for node in graph.walk() if node.span]
-    times = Counter((node.span, node.op) for node in nodes)
-    if max(times.values(), default=0) > LONG:
+    if times > LONG:
         return True
     if len(nodes) <= LARGE:
         return False
