@@ -13,7 +13,7 @@ from smelt.codegen.lower.convolution import CONVOLUTIONS
 from smelt.codegen.lower.lowering import LOWERINGS
 from smelt.ops.record import OpRecord, Slot
 
-NOT_BUILT: Final = {Slot.VJP: "gradients of graphs", Slot.TRITON: "code for GPUs"}
+NOT_BUILT: Final = {Slot.TRITON: "code for GPUs"}
 """Kinds of which nothing is built yet."""
 
 
@@ -21,7 +21,7 @@ def filled(record: OpRecord, slot: Slot) -> str:
     """Where the slot is filled, in a few words; "" where it is empty."""
     match slot:
         case Slot.VJP:
-            return "" if record.vjp is None else "record"
+            return "torch's backward" if record.vjp is None else "record"
         case Slot.KERNEL:
             return _kernel(record)
         case Slot.TRITON:

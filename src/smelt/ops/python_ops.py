@@ -25,6 +25,8 @@ from smelt.ops.python_calls import call, exception_of, rebuilt
 from smelt.ops.python_draws import KEYWORDS, draw
 from smelt.ops.python_warnings import warn
 from smelt.ops.registry import overload
+from smelt.ops.torch_gradients import NAME as VJP
+from smelt.ops.torch_gradients import types_of_vjp, vjp
 
 written = threading.local()
 """How many pieces of text `py.print` gave to `stdout` and `stderr` in this thread."""
@@ -247,6 +249,7 @@ PYTHON_OPS: tuple[PyOp, ...] = (
         keywords=frozenset(("cause", "cause_args", "fields")),
     ),
     PyOp("py.assert", _assert, types.nothing, _ALWAYS, 1, 2, results=0),
+    PyOp(VJP, vjp, types_of_vjp, _ALWAYS, 3, None, keywords=ATTEMPT_KEYWORDS),
     PyOp("py.raised", _raised, types.always_str, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS),
     PyOp("py.attempt", _attempt, types.texts, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS | {"indexed"}),
 )  # fmt: skip

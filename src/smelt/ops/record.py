@@ -151,8 +151,14 @@ Call: TypeAlias = Mapping[str, Any]
 TypeRule: TypeAlias = Callable[[Call], "tuple[Type, ...] | None"]
 Lowering: TypeAlias = Callable[[Emitter, Call], "Arg | tuple[Value, ...] | None"]
 Samples: TypeAlias = Callable[[], Iterable[Sample]]
-Gradient: TypeAlias = Callable[[Emitter, Call, tuple[Value, ...], tuple[Value, ...]], Mapping[str, Arg]]
-"""Writes the gradients of a call's tensors, by argument, from the call, its results and the results' gradients."""
+Parts: TypeAlias = Mapping[str, Callable[[], Arg]]
+"""By argument of a call: what writes its gradient, asked only where that is needed."""
+Gradient: TypeAlias = Callable[[Emitter, Call, tuple[Value, ...], "tuple[Value | None, ...]"], "Parts | None"]
+"""Gradients of a call's tensors, from the call, its results and the results' gradients (None: a result has none).
+
+A gradient may have the operand's sizes before broadcasting or those after, and any floating-point dtype: who asks sums
+and casts. For a list of tensors it is a tuple. An argument that is left out has no gradient. None: not for this call.
+"""
 
 
 class Slot(Enum):

@@ -5,9 +5,11 @@ Invariant: an explicit tuple; nothing registers itself. Every overload that is n
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 
 from smelt.ops.catalogue.creation import CREATION
+from smelt.ops.catalogue.gradients import GRADIENTS
 from smelt.ops.catalogue.indexing import INDEXING
 from smelt.ops.catalogue.layers import LAYERS
 from smelt.ops.catalogue.nn import NN
@@ -20,7 +22,7 @@ from smelt.ops.catalogue.synonyms import SYNONYMS
 from smelt.ops.catalogue.views import VIEWS
 from smelt.ops.record import OpRecord
 
-CATALOGUE: tuple[OpRecord, ...] = (
+_WITHOUT_GRADIENTS = (
     *POINTWISE,
     *REDUCTIONS,
     *VIEWS,
@@ -33,6 +35,7 @@ CATALOGUE: tuple[OpRecord, ...] = (
     *PACKED,
     *SYNONYMS,
 )
+CATALOGUE: tuple[OpRecord, ...] = tuple(replace(r, vjp=GRADIENTS.get(r.name)) for r in _WITHOUT_GRADIENTS)
 _BY_NAME = MappingProxyType({record.name: record for record in CATALOGUE})
 
 

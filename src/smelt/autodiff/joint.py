@@ -1,0 +1,112 @@
+"""A graph with its gradient: what it computed before, and for each value asked for its gradient.
+
+    graph f(%x: f32[3]) -> f32[3] {                     graph f(%x: f32[3], %grad_0: f32[3]) -> f32[3], f32[3] {
+      %0: f32[3] = aten.sin.default(%x)       ==>         %0: f32[3] = aten.sin.default(%x)
+      return %0                                           %1: f32[3] = aten.cos.default(%x)
+    }                                                     %2: f32[3] = aten.mul.Tensor(%grad_0, %1)
+                                                          return %0, %2
+                                                        }
+
+Invariant: the result is a graph like any other, in operators that have gradients, so it can be differentiated again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from smelt.autodiff.activity import active_values, may_depend
+from smelt.autodiff.reverse import Reverse
+from smelt.diag import SmeltError
+from smelt.ir import STATE_OPS, Arg, Graph, Node, TensorType, Value
+from smelt.ir.builder import Builder
+from smelt.ops.effects import effects
+from smelt.ops.lowering import GraphEmitter
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """A graph that computes its outputs and then the gradients.
+
+    Its inputs are those of the graph it was made of, then one gradient for each output in `differentiated`. Its outputs
+    are the old ones, `count` of them, then one for each of `wrt`: None where nothing depends on it.
+    """
+
+    graph: Graph
+    count: int
+    differentiated: tuple[int, ...]
+    wrt: tuple[str, ...]
+
+
+def joint_graph(graph: Graph, wrt: Sequence[str] | None = None) -> Joint:
+    """The graph with its gradients. wrt: names of inputs and paths of parameters, by default all that can have one.
+
+    The graph must be functional, as `Program.graph` is.
+    Raises: SmeltError (S0303) where an operator or a name has no gradient.
+    """
+    graph = graph.clone()
+    sources = _sources(graph)
+    if wrt is None:
+        wrt = tuple(name for name, value in sources.items() if may_depend(value.type))
+    for name in wrt:
+        if name not in sources:
+            raise SmeltError(
+                f"{graph.name} has no input, parameter or buffer {name!r}",
+                why=f"it has {', '.join(sources)}",
+                fix="name one of these",
+                code="S0303",
+            )
+        if not may_depend(sources[name].type):
+            raise SmeltError(
+                f"{name} is {sources[name].type}", why="only floating-point tensors have gradients", code="S0303"
+            )
+    wanted = [sources[name] for name in wrt]
+    active = active_values(graph, wanted)
+    builder = Builder(graph)
+    count = len(graph.outputs)
+    differentiated = tuple(i for i, arg in enumerate(graph.outputs) if isinstance(arg, Value) and arg in active)
+    reverse = Reverse(GraphEmitter(builder), active)
+    reverse.expand(graph.body)
+    # State is written last: what follows a write would read what it wrote.
+    builder.before = next((node for node in graph.body if node.op == "write"), None)
+    for i in differentiated:
+        output = graph.outputs[i]
+        assert isinstance(output, Value)
+        reverse.add(output, builder.add_param(graph.body, f"grad_{i}", output.type))
+    reverse.region(graph.body)
+    outputs: list[Arg] = [*graph.outputs]
+    for value in wanted:
+        found = reverse.gradient(value)
+        outputs.append(found)
+    graph.body.set_yields(tuple(outputs))
+    drop_unused(graph)
+    return Joint(graph, count, differentiated, tuple(wrt))
+
+
+def _sources(graph: Graph) -> dict[str, Value]:
+    """Inputs by their names, parameters and buffers by their paths."""
+    found = {value.name: value for value in graph.inputs if isinstance(value.type, TensorType)}
+    for node in graph.body:
+        if node.op in STATE_OPS:
+            found.setdefault(str(node.args[0]), node.result)
+    return found
+
+
+def drop_unused(graph: Graph) -> None:
+    """Take out what rules wrote and nobody needs."""
+    for node in reversed(graph.body):
+        _drop(node)
+
+
+def _drop(node: Node) -> None:
+    region = node.parent
+    if node.regions or node.op in (*STATE_OPS, "write", "expect") or any(r.users for r in node.results):
+        return
+    if region is None or not node.results or not _is_pure(node):
+        return
+    node.drop_arguments()
+    region.remove(node)
+
+
+def _is_pure(node: Node) -> bool:
+    return effects(node).is_pure and not effects(node).may_throw

@@ -1,0 +1,231 @@
+"""Reverse mode over one region: gradients are handed from results to operands, last node first.
+
+A value used several times gets the sum over its uses, the last one first: the order in which autograd adds them, so
+that sums round alike. An operator without a gradient of its own takes torch's: `py.vjp`, one library node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from smelt.autodiff.activity import is_differentiated, may_depend
+from smelt.autodiff.shapes import fitted
+from smelt.diag import SmeltError
+from smelt.ir import STATE_OPS, Arg, Node, Region, TensorType, TupleType, Value, print_node, values_in
+from smelt.ops.catalogue import record_of
+from smelt.ops.effects import effects
+from smelt.ops.lowering import GraphEmitter, lower
+from smelt.ops.python_ops import ATTEMPT_KEYWORDS
+from smelt.ops.registry import arguments_of, schema_of
+from smelt.ops.torch_gradients import NAME
+
+Grad = Value | list[Value | None]
+"""Of a tensor its gradient; of a tuple one for each element, None where it has none."""
+
+
+class Reverse:
+    """Gradients of the values of one graph, written at the emitter's place. active: values that have one."""
+
+    def __init__(self, emitter: GraphEmitter, active: set[Value]) -> None:
+        self.emitter = emitter
+        self.active = active
+        self.grads: dict[Value, Grad] = {}
+
+    # --- gradients of values
+
+    def add(self, value: Value, grad: Value | None, element: int | None = None) -> None:
+        """One more use of a value (of an element of a tuple) has this gradient."""
+        if grad is None:
+            return
+        type_ = value.type
+        if element is not None:
+            assert isinstance(type_, TupleType)
+            parts = self.grads.setdefault(value, [None] * len(type_.elements))
+            assert isinstance(parts, list)
+            parts[element] = self._sum(parts[element], self._fitted(grad, type_.elements[element]))
+            return
+        before = self.grads.get(value)
+        assert not isinstance(before, list)
+        self.grads[value] = self._sum(before, self._fitted(grad, type_))
+
+    def _fitted(self, grad: Value, type_: object) -> Value:
+        return fitted(self.emitter, grad, type_) if isinstance(type_, TensorType) else grad
+
+    def _sum(self, before: Value | None, grad: Value) -> Value:
+        return grad if before is None else self.emitter.call("aten.add.Tensor", before, grad)
+
+    def gradient(self, value: Value) -> Value | None:
+        """A tensor's gradient; None where nothing depends on it."""
+        found = self.grads.get(value)
+        assert not isinstance(found, list)
+        return found
+
+    # --- nodes
+
+    def expand(self, region: Region) -> None:
+        """Put exact spellings in simpler operators in place of composites that have no gradient of their own."""
+        for node in list(region):
+            for inner in node.regions:
+                self.expand(inner)
+            if not node.regions and self._is_on_path(node):
+                self._expand(node)
+
+    def _expand(self, node: Node) -> None:
+        record = record_of(node.op)
+        if record is None or record.vjp is not None or record.lower is None or not record.exact or node.mode:
+            return
+        builder = self.emitter.builder
+        before = node.prev
+        with builder.at(node):
+            parts = lower(node, self.emitter, exact=True)
+        if parts is None or len(parts) != _count(node):
+            return
+        region = node.parent
+        assert region is not None
+        added: list[Node] = []
+        one = node.prev
+        while one is not None and one is not before:
+            added.append(one)
+            one = one.prev
+        for old, new in _pairs(node, parts):
+            if isinstance(new, Value) and old in self.active:
+                self.active.add(new)
+            _replace(old, new)
+        for made in reversed(added):
+            if any(v in self.active for v in made.operands()):
+                self.active.update(r for r in made.results if may_depend(r.type))
+        if not any(r.users for r in node.results):
+            node.drop_arguments()
+            region.remove(node)
+        for made in reversed(added):
+            if made.parent is not None:
+                self._expand(made)
+
+    def _is_on_path(self, node: Node) -> bool:
+        return any(r in self.active for r in node.results)
+
+    def region(self, region: Region) -> None:
+        """Hand gradients through all nodes of a region."""
+        for node in reversed(list(region)):
+            self._node(node)
+
+    def _node(self, node: Node) -> None:
+        if node.op in STATE_OPS or not self._is_on_path(node) or not any(r in self.grads for r in node.results):
+            return
+        builder = self.emitter.builder
+        saved = builder.span, builder.scope
+        builder.span, builder.scope = node.span, node.scope
+        try:
+            if node.op == "unpack":
+                self._unpack(node)
+            elif node.op == "write":
+                self._write(node)
+            elif node.regions:
+                raise _cannot(node, "branches and loops have no gradient yet")
+            elif is_differentiated(node):
+                self._operator(node)
+        finally:
+            builder.span, builder.scope = saved
+
+    def _unpack(self, node: Node) -> None:
+        (source,) = node.args
+        assert isinstance(source, Value)
+        for i, result in enumerate(node.results):
+            self.add(source, self.gradient(result), i)
+
+    def _write(self, node: Node) -> None:
+        value = node.args[1]
+        if isinstance(value, Value) and value in self.active:
+            self.add(value, self.gradient(node.result))
+
+    def _operator(self, node: Node) -> None:
+        record, schema = record_of(node.op), schema_of(node.op)
+        grads = self._of_results(node)
+        if record is not None and record.vjp is not None and schema is not None and _is_real(node):
+            call = arguments_of(schema, node.args, node.kwargs)
+            parts = record.vjp(self.emitter, call, tuple(node.results), grads)
+            if parts is not None:
+                for name, make in parts.items():
+                    if any(v in self.active for v in values_in(call[name])):
+                        self._hand_on(call[name], make())
+                return
+        self._by_torch(node, grads)
+
+    def _of_results(self, node: Node) -> tuple[Value | None, ...]:
+        found: list[Value | None] = []
+        for result in node.results:
+            grad = self.grads.get(result)
+            if isinstance(result.type, TupleType):
+                found += grad if isinstance(grad, list) else [None] * len(result.type.elements)
+            else:
+                assert not isinstance(grad, list)
+                found.append(grad)
+        return tuple(found)
+
+    def _hand_on(self, arg: Arg, grad: Arg) -> None:
+        if isinstance(arg, Value):
+            if arg in self.active and isinstance(arg.type, TupleType) and isinstance(grad, tuple):
+                for i, one in enumerate(grad):
+                    self.add(arg, one if isinstance(one, Value) else None, i)
+            elif arg in self.active and isinstance(grad, Value):
+                self.add(arg, grad)
+        elif isinstance(arg, tuple) and isinstance(grad, tuple):
+            for one, other in zip(arg, grad, strict=True):
+                self._hand_on(one, other)
+
+    def _by_torch(self, node: Node, grads: Sequence[Value | None]) -> None:
+        if effects(node).rng or not effects(node).is_pure or (node.op.startswith("py.") and node.op != NAME):
+            raise _cannot(node, "it has no gradient here")
+        if any(name not in ATTEMPT_KEYWORDS or list(values_in(arg)) for name, arg in node.kwargs.items()):
+            raise _cannot(node, "it has no gradient here, and a keyword that torch's is not asked with")
+        given = list(values_in(node.args))
+        positions = tuple(i for i, v in enumerate(given) if v in self.active)
+        made = self.emitter.calls(NAME, node.op, positions, tuple(grads), *node.args, **node.kwargs)
+        for i, grad in zip(positions, made, strict=True):
+            self.add(given[i], grad)
+
+
+def _count(node: Node) -> int:
+    if len(node.results) == 1 and isinstance(node.result.type, TupleType):
+        return len(node.result.type.elements)
+    return len(node.results)
+
+
+def _pairs(node: Node, parts: Sequence[Arg]) -> list[tuple[Value, Arg]]:
+    """Each result and what stands for it; of a tuple the results of the nodes that unpack it."""
+    if len(node.results) == 1 and isinstance(node.result.type, TupleType):
+        users = [user for user in node.result.users if isinstance(user, Node) and user.op == "unpack"]
+        return [pair for user in users for pair in zip(user.results, parts, strict=True)]
+    return list(zip(node.results, parts, strict=True))
+
+
+def _replace(old: Value, new: Arg) -> None:
+    for user in list(old.users):
+        if isinstance(user, Node):
+            user.set_arguments(
+                tuple(_swapped(a, old, new) for a in user.args),
+                {k: _swapped(a, old, new) for k, a in user.kwargs.items()},
+            )
+        else:
+            user.set_yields(tuple(_swapped(a, old, new) for a in user.yields))
+
+
+def _swapped(arg: Arg, old: Value, new: Arg) -> Arg:
+    if arg is old:
+        return new
+    return tuple(_swapped(a, old, new) for a in arg) if isinstance(arg, tuple) else arg
+
+
+def _is_real(node: Node) -> bool:
+    types = [v.type for v in (*node.operands(), *node.results)]
+    return all(not isinstance(t, TensorType) or t.dtype.kind != "complex" for t in types)
+
+
+def _cannot(node: Node, why: str) -> SmeltError:
+    return SmeltError(
+        f"{node.op} cannot be differentiated",
+        node.span,
+        why=f"{why}; at {print_node(node).splitlines()[0]}",
+        fix="leave it out of what gradients are needed of (torch.no_grad, detach), or run the program eagerly",
+        code="S0303",
+    )

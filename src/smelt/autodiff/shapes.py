@@ -1,0 +1,44 @@
+"""A gradient as its operand needs it: summed over what was broadcast, in the operand's dtype."""
+
+from __future__ import annotations
+
+from smelt.diag import SmeltError
+from smelt.ir import DType, TensorType, Value
+from smelt.ops.record import Emitter
+
+
+def fitted(b: Emitter, grad: Value, operand: TensorType) -> Value:
+    """The gradient of a tensor of this type, from one of what it was broadcast to. Raises: SmeltError (S0303)."""
+    found = grad.type
+    if not isinstance(found, TensorType) or found.shape is None or operand.shape is None:
+        raise SmeltError("a gradient's number of dimensions is not known", code="S0303")
+    if _is_complex(found.dtype) and not _is_complex(operand.dtype):
+        grad = b.call("aten.real.default", grad)
+    grad = _summed(b, grad, operand)
+    assert isinstance(grad.type, TensorType)
+    return grad if grad.type.dtype is operand.dtype else b.call("aten._to_copy.default", grad, dtype=operand.dtype)
+
+
+def _summed(b: Emitter, grad: Value, operand: TensorType) -> Value:
+    assert isinstance(grad.type, TensorType)
+    sizes, wanted = grad.type.shape, operand.shape
+    assert sizes is not None and wanted is not None
+    extra = len(sizes) - len(wanted)
+    if extra < 0:
+        raise SmeltError(f"a gradient {grad.type} is smaller than its operand {operand}", code="S0303")
+    dims = list(range(extra))
+    for i, size in enumerate(wanted):
+        if sizes[extra + i] != size:
+            if size != 1:
+                raise SmeltError(f"a gradient {grad.type} does not fit its operand {operand}", code="S0303")
+            dims.append(extra + i)
+    if not dims:
+        return grad
+    summed = b.call("aten.sum.dim_IntList", grad, tuple(dims), True)
+    for _ in range(extra):
+        summed = b.call("aten.squeeze.dim", summed, 0)
+    return summed
+
+
+def _is_complex(dtype: DType) -> bool:
+    return dtype.kind == "complex"

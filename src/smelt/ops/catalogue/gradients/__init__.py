@@ -1,0 +1,14 @@
+"""Vector-Jacobian products of the catalogue's operators: one function an operator, or a family.
+
+Invariant: a gradient is written in operators of the graph, so that it has a gradient, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from smelt.ops.catalogue.gradients import pointwise
+from smelt.ops.record import Gradient
+
+GRADIENTS: Mapping[str, Gradient] = MappingProxyType({**pointwise.GRADIENTS})
