@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from smelt.autodiff.activity import is_differentiated, may_depend
+from smelt.autodiff.control import reverse_control
 from smelt.autodiff.shapes import fitted
 from smelt.diag import SmeltError
 from smelt.ir import STATE_OPS, Arg, Node, Region, TensorType, TupleType, Value, print_node, values_in
@@ -47,6 +48,15 @@ class Reverse:
         before = self.grads.get(value)
         assert not isinstance(before, list)
         self.grads[value] = self._sum(before, self._fitted(grad, type_))
+
+    def give(self, arg: Arg, grad: Grad | None) -> None:
+        """The same for what may be no value, or one without a gradient."""
+        if isinstance(arg, Value) and arg in self.active and not isinstance(grad, list):
+            self.add(arg, grad)
+
+    def fork(self, active: set[Value]) -> Reverse:
+        """Gradients of a region's values, apart from those around it."""
+        return Reverse(self.emitter, active)
 
     def _fitted(self, grad: Value, type_: object) -> Value:
         return fitted(self.emitter, grad, type_) if isinstance(type_, TensorType) else grad
@@ -121,8 +131,8 @@ class Reverse:
             elif node.op == "write":
                 self._write(node)
             elif node.regions:
-                raise _cannot(node, "branches and loops have no gradient yet")
-            elif is_differentiated(node):
+                reverse_control(self, node)
+            elif is_differentiated(node) and any(v in self.active for v in node.operands()):
                 self._operator(node)
         finally:
             builder.span, builder.scope = saved

@@ -1,0 +1,339 @@
+"""Gradients of branches and loops: a branch for a branch, a loop in reverse for a loop.
+
+    %h = for %i in (0, n, 1) with (%c = %h0) { ...; yield %d }
+        ==>   %h, %s = for %i in (0, n, 1) with (%c = %h0, %t = empty(n, ...)) { ...; yield %d, select_scatter(%t, %c, i) }
+              %g0, %gw = for %k in (0, n, 1) with (%g = grad of %h, %a = zeros) {
+                  %c = select(%s, n - 1 - k); ...the body once more, and its gradients...; yield %gc, %a + %gw_k }
+
+What an iteration began with is saved, and its body is computed again where the gradient needs it. Gradients of what all
+iterations use are summed last iteration first, as autograd sums them. Invariant: nothing that draws random numbers, or
+acts on the world, is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from smelt.autodiff.activity import may_depend
+from smelt.diag import SmeltError
+from smelt.ir import INT, Arg, ListType, Node, Region, TensorType, Type, Value, values_in
+from smelt.ir.builder import Builder
+from smelt.ir.nodes import clone_node
+from smelt.ops.effects import effects
+from smelt.ops.lowering import GraphEmitter
+
+if TYPE_CHECKING:
+    from smelt.autodiff.reverse import Reverse
+
+_Own = Callable[[Arg], dict[Value, Arg]]
+"""What stands for a loop's counter in the iteration of a number."""
+
+
+def reverse_control(reverse: Reverse, node: Node) -> None:
+    """Hand the gradients of a branch's or a loop's results to what it uses. Raises: SmeltError (S0303)."""
+    for inner in (inner for region in node.regions for inner in region.walk()):
+        if not inner.regions and (effects(inner).rng or effects(inner).io):
+            raise _cannot(inner, "it would be done twice in the gradient of a branch or a loop")
+    {"if": _branch, "for": _for, "while": _while}[node.op](reverse, node)
+
+
+# --- branches
+
+
+def _cannot(node: Node, why: str) -> SmeltError:
+    return SmeltError(f"{node.op} cannot be differentiated", node.span, why=why, code="S0303")
+
+
+def _branch(reverse: Reverse, node: Node) -> None:
+    b = reverse.emitter
+    outer = _free(reverse, node)
+    types = [_row_major(value) for value in outer]
+    made = b.builder.add("if", (node.args[0],), types)
+    for region in node.regions:
+        arm = b.builder.add_region(made)
+        with b.builder.inside(arm):
+            inner, mapping = _again(reverse, region, {})
+            for result, arg in zip(node.results, region.yields, strict=True):
+                inner.give(_mapped(arg, mapping), reverse.grads.get(result))
+            inner.region(arm)
+            arm.set_yields(tuple(_gradient(inner, value) for value in outer))
+        _drop_unused(arm)
+    for value, grad in zip(outer, made.results, strict=True):
+        reverse.add(value, grad)
+
+
+# --- loops
+
+
+def _for(reverse: Reverse, node: Node) -> None:
+    b, (start, stop, step) = reverse.emitter, node.args[:3]
+    (body,) = node.regions
+    with b.builder.at(node):
+        count = _trips(b, start, stop, step)
+    with b.builder.inside(body):
+        at = _divided(b, _minus(b, body.params[0], start), step)
+    saved = _Saved(b, node, body.params[1:], count, at)
+    _in_reverse(
+        reverse, node, body.params[1:], body, count, saved, lambda j: {body.params[0]: _index(b, j, start, step)}
+    )
+
+
+def _while(reverse: Reverse, node: Node) -> None:
+    b = reverse.emitter
+    body = node.regions[1]
+    number = len(node.results)
+    with b.builder.at(node):
+        counted = _carry(b.builder, node, 0, INT)
+    with b.builder.inside(body):
+        more = b.call("py.add", counted[-1], 1)
+    _yield(body, more)
+    saved = _Saved(b, node, body.params[:number], None, None)
+    _in_reverse(reverse, node, body.params[:number], body, node.results[number], saved, lambda j: {})
+
+
+def _in_reverse(
+    reverse: Reverse,
+    node: Node,
+    params: Sequence[Value],
+    body: Region,
+    count: Arg,
+    saved: _Saved,
+    own: _Own,
+) -> None:
+    """The loop that goes through the iterations backwards."""
+    b = reverse.emitter
+    firsts = node.args[3 if node.op == "for" else 0 :]
+    outer = _free(reverse, node)
+    carried = [i for i, param in enumerate(params) if param in reverse.active and isinstance(param.type, TensorType)]
+    start = [_start(reverse, node.results[i], params[i]) for i in carried]
+    start += [b.call("aten.zeros_like.default", value) for value in outer]
+    types = [*(_row_major(params[i]) for i in carried), *map(_row_major, outer)]
+    start = [_as(b, value, type_) for value, type_ in zip(start, types, strict=True)]
+    made = b.builder.add("for", (0, count, 1, *start), types)
+    back = b.builder.add_region(made)
+    at = b.builder.add_param(back, "k", INT)
+    grads = [b.builder.add_param(back, "", type_) for type_ in types]
+    with b.builder.inside(back):
+        j = _minus(b, _minus(b, count, 1), at)
+        inner, mapping = _again(reverse, body, {**saved.load(j), **own(j)})
+        for i, grad in zip(carried, grads, strict=False):
+            inner.give(_mapped(body.yields[i], mapping), grad)
+        inner.region(back)
+        found = [_gradient(inner, mapping.get(params[i], params[i])) for i in carried]
+        for value, total in zip(outer, grads[len(carried) :], strict=True):
+            grad = inner.gradient(value)
+            found.append(total if grad is None else b.call("aten.add.Tensor", total, grad))
+        back.set_yields(tuple(_as(b, value, type_) for value, type_ in zip(found, types, strict=True)))
+    _drop_unused(back)
+    for i, result in zip(carried, made.results, strict=False):
+        first = firsts[i]
+        if isinstance(first, Value):
+            reverse.add(first, result)
+    for value, result in zip(outer, made.results[len(carried) :], strict=True):
+        reverse.add(value, result)
+
+
+class _Saved:
+    """What each iteration begins with, put aside: tensors of known sizes in one tensor, all else in a list."""
+
+    def __init__(self, b: GraphEmitter, node: Node, params: Sequence[Value], count: Arg, at: Arg) -> None:
+        self.b = b
+        self.stacks: dict[Value, tuple[Value, bool]] = {}
+        body = node.regions[-1]
+        used = _used([body])
+        for param in params:
+            if param not in used:
+                continue
+            type_ = param.type
+            is_stacked = count is not None and _is_sized(type_)
+            with b.builder.at(node):
+                if is_stacked:
+                    assert isinstance(type_, TensorType)
+                    first = b.call("aten.empty.memory_format", (count, *type_.sizes), dtype=type_.dtype)
+                else:
+                    first = b.builder.add("py.list", (), [ListType(type_)]).result
+                last = _carry(b.builder, node, first, first.type)[-1]
+            with b.builder.inside(body):
+                if is_stacked:
+                    after = b.call("aten.select_scatter.default", last, param, 0, at)
+                else:
+                    after = b.builder.add("py.append", (last, param), [ListType(type_)]).result
+            _yield(body, after)
+            self.stacks[param] = node.results[-1], is_stacked
+
+    def load(self, number: Arg) -> dict[Value, Arg]:
+        """What stands for each of them in the iteration of this number."""
+        found: dict[Value, Arg] = {}
+        for param, (stack, is_stacked) in self.stacks.items():
+            if is_stacked:
+                found[param] = self.b.call("aten.select.int", stack, 0, number)
+            else:
+                found[param] = self.b.builder.add("py.getitem", (stack, number), [param.type]).result
+        return found
+
+
+def _is_sized(type_: Type) -> bool:
+    return isinstance(type_, TensorType) and type_.shape is not None and all(type(n) is int for n in type_.shape)
+
+
+def _carry(builder: Builder, node: Node, first: Arg, type_: Type) -> list[Value]:
+    """One more value that a loop carries, without its yield; the new parameters."""
+    node.set_arguments((*node.args, first))
+    params = [builder.add_param(region, "", type_) for region in node.regions]
+    node.results.append(Value(builder.fresh_name(), type_, node))
+    return params
+
+
+def _yield(region: Region, arg: Arg) -> None:
+    region.set_yields((*region.yields, arg))
+
+
+# --- regions, once more
+
+
+def _again(reverse: Reverse, region: Region, known: dict[Value, Arg]) -> tuple[Reverse, dict[Value, Arg]]:
+    """Copy a region's nodes to where the builder stands; gradients of the copies, and what stands for each value."""
+    builder = reverse.emitter.builder
+    mapping: dict[Value, Arg] = dict(known)
+    for node in list(region):
+        copy = clone_node(node, mapping)
+        for value in _values(copy):
+            value.name = builder.fresh_name()
+        builder.region.insert(copy, builder.before)
+    active = set(reverse.active)
+    for old, new in mapping.items():
+        if isinstance(new, Value) and old in active:
+            active.add(new)
+    for node in builder.region.walk():
+        for inner in node.regions:
+            active.update(_alike(inner, mapping, reverse.active))
+    return reverse.fork(active), mapping
+
+
+def _alike(region: Region, mapping: dict[Value, Arg], active: set[Value]) -> Iterable[Value]:
+    """Copied parameters of regions, which `clone_node` maps, too."""
+    copies = {new: old for old, new in mapping.items() if isinstance(new, Value)}
+    return [p for p in region.params if copies.get(p) in active]
+
+
+def _values(node: Node) -> Iterable[Value]:
+    yield from node.results
+    for region in node.regions:
+        yield from region.params
+        for inner in region:
+            yield from _values(inner)
+
+
+def _mapped(arg: Arg, mapping: dict[Value, Arg]) -> Arg:
+    return mapping.get(arg, arg) if isinstance(arg, Value) else arg
+
+
+def _free(reverse: Reverse, node: Node) -> list[Value]:
+    """Tensors from outside that a node's regions use and that need a gradient."""
+    inside = {v for inner in _inner(node) for v in inner.results}
+    inside.update(p for region in _regions(node) for p in region.params)
+    used = _used(node.regions)
+    return [v for v in used if v not in inside and v in reverse.active and isinstance(v.type, TensorType)]
+
+
+def _used(regions: Sequence[Region]) -> dict[Value, None]:
+    found: dict[Value, None] = {}
+    for region in regions:
+        for node in region:
+            found.update(dict.fromkeys(node.operands()))
+            found.update(_used(node.regions))
+        found.update(dict.fromkeys(v for arg in region.yields for v in values_in(arg)))
+    return found
+
+
+def _inner(node: Node) -> Iterable[Node]:
+    return (inner for region in node.regions for inner in region.walk())
+
+
+def _regions(node: Node) -> Iterable[Region]:
+    for region in node.regions:
+        yield region
+        for inner in region:
+            yield from _regions(inner)
+
+
+def _drop_unused(region: Region) -> None:
+    for node in reversed(list(region)):
+        if node.results and not any(r.users for r in node.results) and effects(node).is_pure:
+            node.drop_arguments()
+            for inner in node.regions:
+                _forget(inner)
+            region.remove(node)
+
+
+def _forget(region: Region) -> None:
+    region.set_yields(())
+    for node in list(region):
+        for inner in node.regions:
+            _forget(inner)
+        node.drop_arguments()
+        region.remove(node)
+
+
+# --- values
+
+
+def _row_major(value: Value) -> TensorType:
+    type_ = value.type
+    assert isinstance(type_, TensorType)
+    return TensorType(type_.dtype, type_.shape, None, type_.device)
+
+
+def _gradient(inner: Reverse, value: Arg) -> Value:
+    """A gradient in row-major order, zeros where there is none."""
+    assert isinstance(value, Value)
+    found = inner.gradient(value) if may_depend(value.type) else None
+    b = inner.emitter
+    return _as(b, b.call("aten.zeros_like.default", value) if found is None else found, _row_major(value))
+
+
+def _start(reverse: Reverse, result: Value, param: Value) -> Value:
+    found = reverse.gradient(result)
+    return reverse.emitter.call("aten.zeros_like.default", result) if found is None else found
+
+
+def _as(b: GraphEmitter, value: Value, type_: TensorType) -> Value:
+    if value.type == type_:
+        return value
+    found = value.type
+    if isinstance(found, TensorType) and found.shape == type_.shape:
+        return b.call("aten.contiguous.default", value)
+    raise SmeltError(f"a gradient {found} does not fit {type_} in a branch or a loop", code="S0303")
+
+
+def _trips(b: GraphEmitter, start: Arg, stop: Arg, step: Arg) -> Arg:
+    """How many iterations a counted loop has."""
+    if all(isinstance(n, int) for n in (start, stop, step)):
+        return len(range(start, stop, step))  # type: ignore[arg-type]
+    length = _minus(b, stop, start)
+    if step != 1:
+        # The smallest number of steps that come to the length: -(length // -step).
+        down = b.call("py.neg", step) if isinstance(step, Value) else -_int(step)
+        length = b.call("py.neg", b.call("py.floordiv", length, down))
+    return b.call("py.max", length, 0)
+
+
+def _index(b: GraphEmitter, number: Arg, start: Arg, step: Arg) -> Arg:
+    scaled = number if step == 1 else b.call("py.mul", number, step)
+    return scaled if start == 0 else b.call("py.add", scaled, start)
+
+
+def _minus(b: GraphEmitter, a: Arg, c: Arg) -> Arg:
+    if isinstance(a, int) and isinstance(c, int):
+        return a - c
+    return a if c == 0 and isinstance(c, int) else b.call("py.sub", a, c)
+
+
+def _divided(b: GraphEmitter, a: Arg, by: Arg) -> Arg:
+    return a if by == 1 and isinstance(by, int) else b.call("py.floordiv", a, by)
+
+
+def _int(arg: Arg) -> int:
+    assert isinstance(arg, int)
+    return arg

@@ -1,0 +1,132 @@
+"""Gradients of programs with branches and loops: graphs with branches and loops, equal to autograd's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+from smelt.autodiff import joint_graph
+from smelt.ir import parse, verify
+from smelt.ops.evaluate import evaluate
+from tests.autodiff.gradient_harness import compare
+
+Tensor = torch.Tensor
+F64 = torch.float64
+
+
+def branch(x: Tensor, w: Tensor) -> Tensor:
+    y = x @ w
+    if y.sum() > 0:
+        y = torch.tanh(y) * x[:, :4]
+    else:
+        y = y * 2 + w[0]
+    return y.sum()
+
+
+def one_arm(x: Tensor, w: Tensor) -> Tensor:
+    if x.sum() > 0:
+        w = w * x[0, 0]
+    return (x @ w).sum()
+
+
+def loop(x: Tensor, w: Tensor) -> Tensor:
+    h = x[:, :4]
+    for i in range(70):
+        h = torch.tanh(h @ w[:4] + i * 0.01) * x[:, 1:5]
+        if h.sum() > 1:
+            h = h * 0.5
+    return h.sum()
+
+
+def counted(x: Tensor, w: Tensor) -> Tensor:
+    h = x[:, :4]
+    for i in range(int(x.abs().sum())):
+        h = torch.tanh(h @ w[:4] + i * 0.01) * x[:, 1:5]
+    return h.sum()
+
+
+def in_steps(x: Tensor, w: Tensor) -> Tensor:
+    n = int(x.abs().sum())
+    h = x[:, :4]
+    for i in range(n, -n, -3):
+        h = torch.tanh(h @ w[:4] + i * 0.01)
+    return h.sum()
+
+
+def no_iteration(x: Tensor, w: Tensor) -> Tensor:
+    h = x[:, :4] * w[0]
+    for _ in range(int(x.sum() * 0)):
+        h = h @ w[:4]
+    return h.sum()
+
+
+def until(x: Tensor, w: Tensor) -> Tensor:
+    h, n = x[:, :4], 0
+    while h.abs().sum() > 0.5:
+        h = torch.tanh(h @ w[:4] * 0.1) * 0.8
+        n += 1
+    return h.sum() * n
+
+
+def nested(x: Tensor, w: Tensor) -> Tensor:
+    h = x[:, :4]
+    for i in range(int(x.abs().sum())):
+        for _ in range(i % 3):
+            h = torch.tanh(h @ w[:4])
+        if h[0, 0] > 0:
+            h = h * x[:, 1:5]
+    return h.sum()
+
+
+def two(x: Tensor, w: Tensor) -> Tensor:
+    a, b = x[:, :4], w[:3]
+    for _ in range(int(x.abs().sum())):
+        a, b = torch.sin(b), a * 0.9
+    return (a * w[1:4]).sum() + b.sum() * 2
+
+
+PROGRAMS: tuple[Callable[..., Any], ...] = (
+    branch, one_arm, loop, counted, in_steps, no_iteration, until, nested, two,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_gradients(program: Callable[..., Any]) -> None:
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x, w = torch.randn(3, 5, dtype=F64), torch.randn(5, 4, dtype=F64)
+        joint = joint_graph(smelt.trace(program, (x, w)).graph)
+        verify(joint.graph)
+        assert parse(str(joint.graph)) == joint.graph
+        a, b = x.clone().requires_grad_(), w.clone().requires_grad_()
+        result = program(a, b)
+        expected = torch.autograd.grad(result, (a, b), allow_unused=True)
+        found = evaluate(joint.graph, [x, w, torch.ones((), dtype=F64)])
+        torch.testing.assert_close(found[0], result.detach())
+        compare(found[1:], expected, 1e-12)
+
+
+def test_a_loop_stays_one() -> None:
+    x, w = torch.randn(3, 5), torch.randn(5, 4)
+    for program, count in ((loop, 2), (counted, 2), (until, 1)):
+        text = str(joint_graph(smelt.trace(program, (x, w)).graph).graph)
+        assert text.count("= for %") == count
+
+
+def test_gradients_of_gradients() -> None:
+    x, w = torch.rand(3, 5, dtype=F64), torch.rand(5, 4, dtype=F64)
+    for program in (branch, counted):
+        once = joint_graph(smelt.trace(program, (x, w)).graph, wrt=("x",))
+        once.graph.body.set_yields(once.graph.outputs[1:])
+        twice = joint_graph(once.graph, wrt=("x", "w"))
+        verify(twice.graph)
+        a, b = x.clone().requires_grad_(), w.clone().requires_grad_()
+        (first,) = torch.autograd.grad(program(a, b), a, create_graph=True)
+        direction = torch.randn_like(first)
+        expected = torch.autograd.grad(first, (a, b), direction, allow_unused=True)
+        found = evaluate(twice.graph, [x, w, torch.ones((), dtype=F64), direction])
+        compare(found[1:], expected, 1e-10)
