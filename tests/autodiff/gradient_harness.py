@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+import smelt
 from smelt.autodiff import Joint, joint_graph
 from smelt.ir import Arg, Builder, Graph, parse, verify
 from smelt.ops.convert import from_torch, type_of
@@ -147,3 +148,22 @@ def compare(found: Sequence[Tensor | None], expected: Sequence[Tensor | None], r
 def _direction(like: Tensor, seed: int) -> Tensor:
     made = torch.randn(like.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return made.to(like.dtype)
+
+
+def check_program(program: Callable[..., Any], *tensors: Tensor, rtol: float = 1e-9, second: bool = True) -> int:
+    """Compare a program's gradients with autograd's; how many nodes of torch's own backward they have."""
+    with torch.no_grad():
+        graph = smelt.trace(program, tensors).graph
+    leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
+    torch.manual_seed(0)
+    results = flat(program(*leaves))
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    joint = joint_graph(graph)
+    verify(joint.graph)
+    cotangents = [_direction(results[i], i).requires_grad_() for i in joint.differentiated]
+    outputs = [results[i] for i in joint.differentiated]
+    expected = torch.autograd.grad(outputs, wanted, cotangents, create_graph=True, allow_unused=True)
+    _check(joint, tensors, cotangents, results, expected, rtol)
+    if second:
+        _check_second(joint, leaves, wanted, cotangents, expected, rtol)
+    return torch_nodes(joint.graph)

@@ -13,7 +13,7 @@ from smelt.autodiff.control import reverse_control
 from smelt.autodiff.shapes import fitted
 from smelt.diag import SmeltError
 from smelt.ir import STATE_OPS, Arg, Node, Region, TensorType, TupleType, Value, print_node, values_in
-from smelt.ops.catalogue import record_of
+from smelt.ops.catalogue import gradient_of, record_of
 from smelt.ops.effects import effects
 from smelt.ops.lowering import GraphEmitter, lower
 from smelt.ops.python_ops import ATTEMPT_KEYWORDS
@@ -149,11 +149,11 @@ class Reverse:
             self.add(value, self.gradient(node.result))
 
     def _operator(self, node: Node) -> None:
-        record, schema = record_of(node.op), schema_of(node.op)
+        rule, schema = gradient_of(node.op), schema_of(node.op)
         grads = self._of_results(node)
-        if record is not None and record.vjp is not None and schema is not None and _is_real(node):
+        if rule is not None and schema is not None and _is_real(node):
             call = arguments_of(schema, node.args, node.kwargs)
-            parts = record.vjp(self.emitter, call, tuple(node.results), grads)
+            parts = rule(self.emitter, call, tuple(node.results), grads)
             if parts is not None:
                 for name, make in parts.items():
                     if any(v in self.active for v in values_in(call[name])):

@@ -34,10 +34,10 @@ def _summed(b: Emitter, grad: Value, operand: TensorType) -> Value:
             dims.append(extra + i)
     if not dims:
         return grad
+    if len(dims) == extra:
+        return b.call("aten.sum.dim_IntList", grad, tuple(dims))
     summed = b.call("aten.sum.dim_IntList", grad, tuple(dims), True)
-    for _ in range(extra):
-        summed = b.call("aten.squeeze.dim", summed, 0)
-    return summed
+    return b.call("aten.squeeze.dims", summed, tuple(range(extra))) if extra else summed
 
 
 def _is_complex(dtype: DType) -> bool:

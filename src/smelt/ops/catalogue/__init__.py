@@ -20,7 +20,7 @@ from smelt.ops.catalogue.recurrent import RECURRENT
 from smelt.ops.catalogue.reductions import REDUCTIONS
 from smelt.ops.catalogue.synonyms import SYNONYMS
 from smelt.ops.catalogue.views import VIEWS
-from smelt.ops.record import OpRecord
+from smelt.ops.record import Gradient, OpRecord
 
 _WITHOUT_GRADIENTS = (
     *POINTWISE,
@@ -42,3 +42,8 @@ _BY_NAME = MappingProxyType({record.name: record for record in CATALOGUE})
 def record_of(op: str) -> OpRecord | None:
     """What the catalogue says of an overload, or None."""
     return _BY_NAME.get(op)
+
+
+def gradient_of(op: str) -> Gradient | None:
+    """The gradient of an overload, which may have no record; None where it has none of ours."""
+    return GRADIENTS.get(op)

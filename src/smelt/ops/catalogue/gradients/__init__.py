@@ -1,5 +1,7 @@
 """Vector-Jacobian products of the catalogue's operators: one function an operator, or a family.
 
+Operators that only gradients are written in (`unfold_backward`) have one here, too, but no record.
+
 Invariant: a gradient is written in operators of the graph, so that it has a gradient, too.
 """
 
@@ -8,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from smelt.ops.catalogue.gradients import pointwise
+from smelt.ops.catalogue.gradients import pointwise, views
 from smelt.ops.record import Gradient
 
-GRADIENTS: Mapping[str, Gradient] = MappingProxyType({**pointwise.GRADIENTS})
+GRADIENTS: Mapping[str, Gradient] = MappingProxyType({**pointwise.GRADIENTS, **views.GRADIENTS})

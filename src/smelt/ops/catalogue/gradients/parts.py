@@ -1,0 +1,123 @@
+"""What the gradients of views, gathers, products and layers share: sizes, zeros, pieces side by side.
+
+Invariant: what is written here fits operands whose sizes are numbers (symbols that pass for numbers are); for others a
+rule that `of_sizes` makes has no gradient, and torch's own is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from smelt.ir import Arg, DType, TensorType, TupleType, Value, values_in
+from smelt.ir.sizes import equals
+from smelt.ops.record import Call, Emitter, Gradient, Parts, tensor_type
+
+Rule = Callable[[Emitter, Call, Value], "Value | tuple[Value | None, ...]"]
+"""One operand's gradient, from the call and the gradient of its only result."""
+
+
+def of_sizes(**rules: Rule) -> Gradient:
+    """Of an operator with one result and a rule for each operand that has a gradient, which need their sizes."""
+
+    def gradient(b: Emitter, call: Call, results: tuple[Value, ...], grads: tuple[Value | None, ...]) -> Parts | None:
+        (grad,) = grads
+        if not has_sizes(call, (grad,)):
+            return None
+        return {} if grad is None else {name: _made(rule, b, call, grad) for name, rule in rules.items()}
+
+    return gradient
+
+
+def _made(rule: Rule, b: Emitter, call: Call, grad: Value) -> Callable[[], Arg]:
+    return lambda: rule(b, call, grad)
+
+
+def has_sizes(call: Call, more: Sequence[Value | None] = ()) -> bool:
+    """Whether the sizes of a call's tensors, and of some more, are numbers."""
+    values = [v for arg in call.values() for v in values_in(arg)] + [v for v in more if v is not None]
+    return all(t.is_static for v in values for t in tensors_in(v))
+
+
+def tensors_in(arg: Arg) -> tuple[TensorType, ...]:
+    """The types of a tensor, or of a list of them."""
+    if not isinstance(arg, Value):
+        return tuple(t for item in arg for t in tensors_in(item)) if isinstance(arg, tuple) else ()
+    types = arg.type.elements if isinstance(arg.type, TupleType) else (arg.type,)
+    return tuple(t for t in types if isinstance(t, TensorType))
+
+
+def same(b: Emitter, call: Call, grad: Value) -> Value:
+    """The gradient as it is: who takes it sums over what was broadcast, and casts."""
+    return grad
+
+
+def sizes_of(x: Value) -> tuple[int, ...]:
+    """The sizes of a tensor."""
+    return tensor_type(x).sizes
+
+
+def count(sizes: Sequence[int]) -> int:
+    """How many elements there are."""
+    total = 1
+    for size in sizes:
+        total *= size
+    return total
+
+
+def in_dtype(b: Emitter, x: Value, dtype: DType) -> Value:
+    """The same numbers in this dtype."""
+    return x if tensor_type(x).dtype is dtype else b.call("aten._to_copy.default", x, dtype=dtype)
+
+
+def reshaped(b: Emitter, x: Value, sizes: Sequence[int]) -> Value:
+    """The same elements in other sizes."""
+    return x if sizes_of(x) == tuple(sizes) else b.call("aten.reshape.default", x, tuple(sizes))
+
+
+def turned(b: Emitter, x: Value) -> Value:
+    """A matrix, or each of a batch of them, transposed."""
+    rank = len(sizes_of(x))
+    return b.call("aten.transpose.int", x, rank - 2, rank - 1)
+
+
+def times(b: Emitter, x: Value, factor: Arg) -> Value:
+    """A tensor times a tensor or number; no node for 1."""
+    is_one = isinstance(factor, int | float) and factor == 1
+    return x if is_one else b.call("aten.mul.Tensor", x, factor)
+
+
+def zeros(b: Emitter, kind: TensorType, dtype: DType | None = None) -> Value:
+    """Zeros in the sizes of a type, in its dtype or another."""
+    return b.call("aten.zeros.default", kind.sizes, dtype=dtype or kind.dtype)
+
+
+def zeros_beside(b: Emitter, x: Value, grad: Value) -> Value:
+    """Zeros in a tensor's sizes and a gradient's dtype."""
+    return zeros(b, tensor_type(x), tensor_type(grad).dtype)
+
+
+def padded(b: Emitter, x: Value, dim: int, before: int, after: int) -> Value:
+    """A tensor with zeros before and after it along a dimension."""
+    if equals(before, 0) and equals(after, 0):
+        return x
+    rank = len(sizes_of(x))
+    return b.call("aten.constant_pad_nd.default", x, (0, 0) * (rank - 1 - dim % rank) + (before, after))
+
+
+def joined(b: Emitter, pieces: Sequence[Value | None], kinds: Sequence[TensorType], dim: int, op: str) -> Value:
+    """Pieces side by side (op: `cat` or `stack`), zeros where there is none. Raises: ValueError where there is none."""
+    present = [i for i, piece in enumerate(pieces) if piece is not None]
+    if not present:
+        raise ValueError("no piece has a gradient")
+    first, last = present[0], present[-1] + 1
+    inner = tuple(
+        p if p is not None else zeros(b, k) for p, k in zip(pieces[first:last], kinds[first:last], strict=True)
+    )
+    if op == "cat":
+        made = inner[0] if len(inner) == 1 else b.call("aten.cat.default", inner, dim)
+        lengths = [kind.sizes[dim] for kind in kinds]
+    else:
+        alone = len(inner) == 1
+        made = b.call("aten.unsqueeze.default", inner[0], dim) if alone else b.call("aten.stack.default", inner, dim)
+        lengths = [1] * len(pieces)
+    return padded(b, made, dim, sum(lengths[:first]), sum(lengths[last:]))
