@@ -1,14 +1,14 @@
 """What the gradients of views, gathers, products and layers share: sizes, zeros, pieces side by side.
 
-Invariant: what is written here fits operands whose sizes are numbers (symbols that pass for numbers are); for others a
-rule that `of_sizes` makes has no gradient, and torch's own is taken.
+A rule that `of_ranks` makes fits all tensors of known ranks; one that `of_sizes` makes needs sizes that are numbers (as
+symbols of a trace pass for numbers). For other calls there is no gradient, and torch's own is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from smelt.ir import Arg, DType, TensorType, TupleType, Value, values_in
+from smelt.ir import Arg, DType, TensorType, TupleType, Value
 from smelt.ir.sizes import equals
 from smelt.ops.record import Call, Emitter, Gradient, Parts, tensor_type
 
@@ -17,13 +17,21 @@ Rule = Callable[[Emitter, Call, Value], "Value | tuple[Value | None, ...]"]
 
 
 def of_sizes(**rules: Rule) -> Gradient:
-    """Of an operator with one result and a rule for each operand that has a gradient, which need their sizes."""
+    """Of an operator with one result and a rule for each operand that has a gradient, where all sizes are numbers."""
+    return _of(has_sizes, rules)
 
+
+def of_ranks(**rules: Rule) -> Gradient:
+    """The same where all ranks are known."""
+    return _of(has_ranks, rules)
+
+
+def _of(fits: Callable[..., bool], rules: Mapping[str, Rule]) -> Gradient:
     def gradient(b: Emitter, call: Call, results: tuple[Value, ...], grads: tuple[Value | None, ...]) -> Parts | None:
-        (grad,) = grads
-        if not has_sizes(call, (grad,)):
-            return None
-        return {} if grad is None else {name: _made(rule, b, call, grad) for name, rule in rules.items()}
+        grad = grads[0]
+        if grad is None or not fits(call, grad):
+            return {} if grad is None else None
+        return {name: _made(rule, b, call, grad) for name, rule in rules.items()}
 
     return gradient
 
@@ -32,10 +40,14 @@ def _made(rule: Rule, b: Emitter, call: Call, grad: Value) -> Callable[[], Arg]:
     return lambda: rule(b, call, grad)
 
 
-def has_sizes(call: Call, more: Sequence[Value | None] = ()) -> bool:
+def has_sizes(call: Call, *more: Arg) -> bool:
     """Whether the sizes of a call's tensors, and of some more, are numbers."""
-    values = [v for arg in call.values() for v in values_in(arg)] + [v for v in more if v is not None]
-    return all(t.is_static for v in values for t in tensors_in(v))
+    return all(t.is_static for t in tensors_in((*call.values(), *more)))
+
+
+def has_ranks(call: Call, *more: Arg) -> bool:
+    """Whether the ranks of a call's tensors, and of some more, are known."""
+    return all(t.shape is not None for t in tensors_in((*call.values(), *more)))
 
 
 def tensors_in(arg: Arg) -> tuple[TensorType, ...]:
@@ -49,6 +61,11 @@ def tensors_in(arg: Arg) -> tuple[TensorType, ...]:
 def same(b: Emitter, call: Call, grad: Value) -> Value:
     """The gradient as it is: who takes it sums over what was broadcast, and casts."""
     return grad
+
+
+def rank_of(x: Value) -> int:
+    """The number of dimensions of a tensor that has a known one."""
+    return len(tensor_type(x).shape or ())
 
 
 def sizes_of(x: Value) -> tuple[int, ...]:
@@ -74,10 +91,18 @@ def reshaped(b: Emitter, x: Value, sizes: Sequence[int]) -> Value:
     return x if sizes_of(x) == tuple(sizes) else b.call("aten.reshape.default", x, tuple(sizes))
 
 
+def reshaped_like(b: Emitter, x: Value, like: Value) -> Value:
+    """The same elements in another tensor's sizes."""
+    if tensor_type(x).shape == tensor_type(like).shape:
+        return x
+    if tensor_type(like).is_static:
+        return b.call("aten.reshape.default", x, sizes_of(like))
+    return b.call("aten.reshape_as.default", x, like)
+
+
 def turned(b: Emitter, x: Value) -> Value:
     """A matrix, or each of a batch of them, transposed."""
-    rank = len(sizes_of(x))
-    return b.call("aten.transpose.int", x, rank - 2, rank - 1)
+    return b.call("aten.transpose.int", x, rank_of(x) - 2, rank_of(x) - 1)
 
 
 def times(b: Emitter, x: Value, factor: Arg) -> Value:
@@ -93,14 +118,17 @@ def zeros(b: Emitter, kind: TensorType, dtype: DType | None = None) -> Value:
 
 def zeros_beside(b: Emitter, x: Value, grad: Value) -> Value:
     """Zeros in a tensor's sizes and a gradient's dtype."""
-    return zeros(b, tensor_type(x), tensor_type(grad).dtype)
+    dtype = tensor_type(grad).dtype
+    if tensor_type(x).is_static:
+        return zeros(b, tensor_type(x), dtype)
+    return b.call("aten.zeros_like.default", x, dtype=dtype)
 
 
 def padded(b: Emitter, x: Value, dim: int, before: int, after: int) -> Value:
     """A tensor with zeros before and after it along a dimension."""
     if equals(before, 0) and equals(after, 0):
         return x
-    rank = len(sizes_of(x))
+    rank = rank_of(x)
     return b.call("aten.constant_pad_nd.default", x, (0, 0) * (rank - 1 - dim % rank) + (before, after))
 
 
@@ -113,11 +141,12 @@ def joined(b: Emitter, pieces: Sequence[Value | None], kinds: Sequence[TensorTyp
     inner = tuple(
         p if p is not None else zeros(b, k) for p, k in zip(pieces[first:last], kinds[first:last], strict=True)
     )
-    if op == "cat":
-        made = inner[0] if len(inner) == 1 else b.call("aten.cat.default", inner, dim)
-        lengths = [kind.sizes[dim] for kind in kinds]
+    if len(inner) > 1:
+        made = b.call(f"aten.{op}.default", inner, dim)
     else:
-        alone = len(inner) == 1
-        made = b.call("aten.unsqueeze.default", inner[0], dim) if alone else b.call("aten.stack.default", inner, dim)
-        lengths = [1] * len(pieces)
-    return padded(b, made, dim, sum(lengths[:first]), sum(lengths[last:]))
+        made = inner[0] if op == "cat" else b.call("aten.unsqueeze.default", inner[0], dim)
+    return padded(b, made, dim, *(sum(_length(k, dim, op) for k in part) for part in (kinds[:first], kinds[last:])))
+
+
+def _length(kind: TensorType, dim: int, op: str) -> int:
+    return kind.sizes[dim] if op == "cat" else 1

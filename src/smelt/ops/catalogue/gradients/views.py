@@ -11,11 +11,15 @@ from collections.abc import Mapping
 from smelt.ir import Value
 from smelt.ops.catalogue.gradients.parts import (
     count,
+    has_ranks,
     has_sizes,
     joined,
+    of_ranks,
     of_sizes,
     padded,
+    rank_of,
     reshaped,
+    reshaped_like,
     same,
     sizes_of,
     tensors_in,
@@ -25,7 +29,7 @@ from smelt.ops.record import Call, Emitter, Gradient, Parts, tensor_type
 
 
 def _of_reshape(b: Emitter, call: Call, grad: Value) -> Value:
-    return reshaped(b, grad, sizes_of(call["self"]))
+    return reshaped_like(b, grad, call["self"])
 
 
 def _of_transpose(b: Emitter, call: Call, grad: Value) -> Value:
@@ -38,29 +42,29 @@ def _of_permute(b: Emitter, call: Call, grad: Value) -> Value:
 
 
 def _of_reversed(b: Emitter, call: Call, grad: Value) -> Value:
-    return b.call("aten.permute.default", grad, tuple(reversed(range(len(sizes_of(grad))))))
+    return b.call("aten.permute.default", grad, tuple(reversed(range(rank_of(grad)))))
 
 
 def _of_movedim(name: str) -> Gradient:
-    return of_sizes(self=lambda b, call, grad: b.call(name, grad, call["destination"], call["source"]))
+    return of_ranks(self=lambda b, call, grad: b.call(name, grad, call["destination"], call["source"]))
 
 
 def _of_matrix_transpose(b: Emitter, call: Call, grad: Value) -> Value:
-    return b.call("aten.transpose.int", grad, -2, -1) if sizes_of(grad) else grad
+    return b.call("aten.transpose.int", grad, -2, -1) if rank_of(grad) else grad
 
 
 def _of_t(b: Emitter, call: Call, grad: Value) -> Value:
-    return b.call("aten.transpose.int", grad, 0, 1) if len(sizes_of(grad)) == 2 else grad
+    return b.call("aten.transpose.int", grad, 0, 1) if rank_of(grad) == 2 else grad
 
 
 # --- parts
 
 
 def _of_slice(b: Emitter, call: Call, grad: Value) -> Value:
-    x, dim, start, step = call["self"], call["dim"], call["start"], call["step"]
+    x, dim, start, end, step = (call[name] for name in ("self", "dim", "start", "end", "step"))
+    if step != 1 or isinstance(start, Value) or isinstance(end, Value) or not has_sizes(call, grad):
+        return b.call("aten.slice_scatter.default", zeros_beside(b, x, grad), grad, dim, start, end, step)
     total = sizes_of(x)[dim]
-    if isinstance(start, Value) or isinstance(call["end"], Value) or step != 1:
-        return b.call("aten.slice_scatter.default", zeros_beside(b, x, grad), grad, dim, start, call["end"], step)
     return _at(b, grad, dim, _counted(start or 0, total), total)
 
 
@@ -80,11 +84,11 @@ def _at(b: Emitter, grad: Value, dim: int, start: int, total: int) -> Value:
 
 def _of_select(b: Emitter, call: Call, grad: Value) -> Value:
     x, dim, index = call["self"], call["dim"], call["index"]
-    if isinstance(index, Value):
+    if isinstance(index, Value) or not has_sizes(call, grad):
         return b.call("aten.select_scatter.default", zeros_beside(b, x, grad), grad, dim, index)
     total = sizes_of(x)[dim]
     start = index + total if index < 0 else index
-    row = b.call("aten.unsqueeze.default", grad, dim % len(sizes_of(x)))
+    row = b.call("aten.unsqueeze.default", grad, dim % rank_of(x))
     return padded(b, row, dim, start, total - start - 1)
 
 
@@ -106,7 +110,7 @@ def _of_as_strided(b: Emitter, call: Call, results: tuple[Value, ...], grads: tu
     """Of a row-major operand, counted from its first element: a sum at places in it, where each may be seen often."""
     (grad,) = grads
     x, sizes, steps = call["self"], call["size"], call["stride"]
-    if grad is None or not has_sizes(call, (grad,)):
+    if grad is None or not has_sizes(call, grad):
         return None
     total = count(sizes_of(x))
     least = sum(min(0, (n - 1) * s) for n, s in zip(sizes, steps, strict=True))
@@ -138,9 +142,10 @@ def _of_pieces(
     op: str, call: Call, results: tuple[Value, ...], grads: tuple[Value | None, ...], b: Emitter
 ) -> Parts | None:
     kinds = tensors_in(tuple(results))
-    if not has_sizes(call, results) or len(kinds) != len(grads):
+    fits = has_sizes if None in grads else has_ranks
+    if not fits(call, *results) or len(kinds) != len(grads):
         return None
-    dim = call["dim"] % len(sizes_of(call["self"]))
+    dim = call["dim"] % rank_of(call["self"])
     return {"self": lambda: joined(b, grads, kinds, dim, op)}
 
 
@@ -149,7 +154,7 @@ def _of_broadcast(b: Emitter, call: Call, results: tuple[Value, ...], grads: tup
 
 
 def _of_meshgrid(b: Emitter, call: Call, results: tuple[Value, ...], grads: tuple[Value | None, ...]) -> Parts | None:
-    if not has_sizes(call, results):
+    if not has_sizes(call, *results):
         return None
     is_swapped = call.get("indexing", "ij") == "xy" and len(grads) > 1
     order = (1, 0, *range(2, len(grads))) if is_swapped else tuple(range(len(grads)))
@@ -176,7 +181,7 @@ def _of_copy(b: Emitter, call: Call, results: tuple[Value, ...], grads: tuple[Va
     return {} if grad is None else {"self": lambda: grad}
 
 
-_RESHAPE, _SAME = of_sizes(self=_of_reshape), of_sizes(self=same)
+_RESHAPE, _SAME = of_ranks(self=_of_reshape), of_ranks(self=same)
 
 GRADIENTS: Mapping[str, Gradient] = {
     **dict.fromkeys(
@@ -196,19 +201,19 @@ GRADIENTS: Mapping[str, Gradient] = {
         ),
         _of_copy,
     ),
-    "aten.transpose.int": of_sizes(self=_of_transpose),
-    "aten.swapaxes.default": of_sizes(self=lambda b, c, g: b.call("aten.transpose.int", g, c["axis0"], c["axis1"])),
-    "aten.swapdims.default": of_sizes(self=lambda b, c, g: b.call("aten.transpose.int", g, c["dim0"], c["dim1"])),
-    "aten.permute.default": of_sizes(self=_of_permute),
-    "aten.t.default": of_sizes(self=_of_t),
-    "aten.mT.default": of_sizes(self=_of_matrix_transpose),
-    "aten.numpy_T.default": of_sizes(self=_of_reversed),
+    "aten.transpose.int": of_ranks(self=_of_transpose),
+    "aten.swapaxes.default": of_ranks(self=lambda b, c, g: b.call("aten.transpose.int", g, c["axis0"], c["axis1"])),
+    "aten.swapdims.default": of_ranks(self=lambda b, c, g: b.call("aten.transpose.int", g, c["dim0"], c["dim1"])),
+    "aten.permute.default": of_ranks(self=_of_permute),
+    "aten.t.default": of_ranks(self=_of_t),
+    "aten.mT.default": of_ranks(self=_of_matrix_transpose),
+    "aten.numpy_T.default": of_ranks(self=_of_reversed),
     **{f"aten.{n}": _of_movedim(f"aten.{n}") for n in ("movedim.int", "movedim.intlist", "moveaxis.int")},
-    "aten.slice.Tensor": of_sizes(self=_of_slice),
-    "aten.select.int": of_sizes(self=_of_select),
-    "aten.diagonal.default": of_sizes(self=_of_diagonal),
+    "aten.slice.Tensor": of_ranks(self=_of_slice),
+    "aten.select.int": of_ranks(self=_of_select),
+    "aten.diagonal.default": of_ranks(self=_of_diagonal),
     "aten.unfold.default": of_sizes(self=_of_unfold),
-    "aten.unfold_backward.default": of_sizes(grad_in=_of_unfold_backward),
+    "aten.unfold_backward.default": of_ranks(grad_in=_of_unfold_backward),
     "aten.as_strided.default": _of_as_strided,
     **dict.fromkeys(
         (
