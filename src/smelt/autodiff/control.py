@@ -1,7 +1,8 @@
 """Gradients of branches and loops: a branch for a branch, a loop in reverse for a loop.
 
     %h = for %i in (0, n, 1) with (%c = %h0) { ...; yield %d }
-        ==>   %h, %s = for %i in (0, n, 1) with (%c = %h0, %t = empty(n, ...)) { ...; yield %d, select_scatter(%t, %c, i) }
+        ==>   %h, %s = for %i in (0, n, 1) with (%c = %h0, %t = empty(n, ...)) { ...;
+                  yield %d, select_scatter(%t, %c, i) }
               %g0, %gw = for %k in (0, n, 1) with (%g = grad of %h, %a = zeros) {
                   %c = select(%s, n - 1 - k); ...the body once more, and its gradients...; yield %gc, %a + %gw_k }
 
