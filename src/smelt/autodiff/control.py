@@ -123,8 +123,8 @@ def _in_reverse(
         inner.region(back)
         found = [_gradient(inner, mapping.get(params[i], params[i])) for i in carried]
         for value, total in zip(outer, grads[len(carried) :], strict=True):
-            grad = inner.gradient(value)
-            found.append(total if grad is None else b.call("aten.add.Tensor", total, grad))
+            more = inner.gradient(value)
+            found.append(total if more is None else b.call("aten.add.Tensor", total, more))
         back.set_yields(tuple(_as(b, value, type_) for value, type_ in zip(found, types, strict=True)))
     _drop_unused(back)
     for i, result in zip(carried, made.results, strict=False):
