@@ -1,0 +1,232 @@
+"""A joint graph as two: a forward one, which also gives what the backward one needs, and that.
+
+What is saved is the smallest cut between what is there and what the gradients need: the fewest bytes, where anything
+cheap may be computed again instead. Products, and all that draws random numbers, acts or loops, are never done twice.
+Invariant: both graphs compute what the joint graph computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from smelt.autodiff.flow import INFINITE, Network
+from smelt.autodiff.joint import Joint
+from smelt.diag import SmeltError
+from smelt.ir import STATE_OPS, Arg, Graph, Node, Region, TensorType, Value, map_values, values_in
+from smelt.ir.nodes import clone_node
+from smelt.ops.catalogue import record_of
+from smelt.ops.effects import effects
+from smelt.ops.record import Trait
+from smelt.ops.registry import tags_of
+from smelt.ops.sets import where
+from smelt.ops.torch_gradients import NAME
+
+_CHEAP_KINDS = where(Trait.BY_ELEMENTS) | where(Trait.SAME_VALUES) | where(Trait.TYPE_ONLY) | where(Trait.CONSTANT_FILL)
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """forward: gives the old outputs, `count` of them, then the values in `saved`. backward: takes inputs of the joint
+    graph (`kept`, by number), then `saved`, then a gradient for each output that has one; gives one for each of `wrt`.
+
+    nbytes: of what is saved.
+    """
+
+    forward: Graph
+    backward: Graph
+    count: int
+    kept: tuple[int, ...]
+    saved: tuple[str, ...]
+    nbytes: int
+
+
+def halves(joint: Joint) -> Halves:
+    """The two graphs of a joint graph without state (`state_as_inputs`). Raises: SmeltError (S0303)."""
+    graph = joint.graph
+    number = len(graph.inputs) - len(joint.differentiated)
+    primals, cotangents = graph.inputs[:number], graph.inputs[number:]
+    behind = _behind(graph, cotangents)
+    chosen = _saved(graph, primals, behind, joint)
+    kept = [i for i, value in enumerate(primals) if value in chosen]
+    saved = [value for value in chosen if value not in primals]
+    outputs = graph.outputs[: joint.count]
+    done = [node for node in graph.body if node not in behind and _acts(node)]
+    forward = extract(graph, f"{graph.name}_forward", primals, (*outputs, *saved), done)
+    backward_inputs = [*(primals[i] for i in kept), *saved, *cotangents]
+    backward = extract(graph, f"{graph.name}_backward", backward_inputs, graph.outputs[joint.count :], ())
+    nbytes = sum(_nbytes(value) for value in saved)
+    return Halves(forward, backward, joint.count, tuple(kept), tuple(v.name for v in saved), nbytes)
+
+
+def _acts(node: Node) -> bool:
+    found = effects(node)
+    return bool(found.writes) or found.io or found.rng or found.stops or node.op in ("write", "expect")
+
+
+def _behind(graph: Graph, cotangents: Iterable[Value]) -> set[Node]:
+    """All nodes that need a gradient."""
+    values, nodes = set(cotangents), set[Node]()
+    for node in graph.body:
+        if any(v in values for v in used(node)):
+            nodes.add(node)
+            values.update(node.results)
+    return nodes
+
+
+def _saved(graph: Graph, primals: Sequence[Value], behind: set[Node], joint: Joint) -> list[Value]:
+    net = Network()
+    source, sink = net.vertex(), net.vertex()
+    entry: dict[Value, tuple[int, int]] = {}
+
+    def ends(value: Value) -> tuple[int, int]:
+        if value not in entry:
+            entry[value] = net.vertex(), net.vertex()
+            net.edge(*entry[value], _cost(value, primals))
+        return entry[value]
+
+    for value in primals:
+        net.edge(source, ends(value)[0], INFINITE)
+    for node in graph.body:
+        if node in behind:
+            for value in used(node):
+                if value in entry:
+                    net.edge(ends(value)[1], sink, INFINITE)
+            continue
+        if is_cheap(node):
+            for result in node.results:
+                for operand in used(node):
+                    net.edge(ends(operand)[1], ends(result)[0], INFINITE)
+        for result in node.results:
+            ends(result)
+            if not is_cheap(node):
+                net.edge(source, ends(result)[0], INFINITE)
+    for arg in graph.outputs[joint.count :]:
+        for value in values_in(arg):
+            if value in entry:
+                net.edge(ends(value)[1], sink, INFINITE)
+    total, side = net.cut(source, sink)
+    if total >= INFINITE:
+        raise SmeltError("what the gradient needs cannot be put aside", why="it is no tensor", code="S0303")
+    return [value for value, (a, b) in entry.items() if a in side and b not in side]
+
+
+def _cost(value: Value, primals: Sequence[Value]) -> int:
+    """What it takes to save a value: bytes, and one more: of equal cuts the one of fewer tensors is taken."""
+    if value in primals:
+        return 1
+    if not isinstance(value.type, TensorType) or not value.type.is_static:
+        return INFINITE
+    if value.node is not None and _is_view(value.node):
+        return INFINITE
+    return _nbytes(value) + 1
+
+
+def _nbytes(value: Value) -> int:
+    type_ = value.type
+    assert isinstance(type_, TensorType)
+    return type_.numel * type_.dtype.itemsize
+
+
+def is_cheap(node: Node) -> bool:
+    """Whether a node may be computed again in place of saving what it gives."""
+    if node.regions or not effects(node).is_reproducible or node.op in ("expect", NAME):
+        return False
+    if node.op in ("unpack", "const") or node.op.startswith("py.") or node.op.startswith("aten.sym_"):
+        return True
+    return _is_view(node) or "pointwise" in tags_of(node.op) or node.op in _CHEAP_KINDS
+
+
+def _is_view(node: Node) -> bool:
+    source = node.args[0] if node.op == "unpack" else None
+    if isinstance(source, Value) and source.node is not None:
+        return _is_view(source.node)
+    record = record_of(node.op)
+    return record is not None and record.alias == "view"
+
+
+def used(node: Node) -> list[Value]:
+    """What a node needs, inside of its regions, too."""
+    found = dict.fromkeys(node.operands())
+    for region in node.regions:
+        for inner in region:
+            found.update(dict.fromkeys(used(inner)))
+        found.update(dict.fromkeys(v for arg in region.yields for v in values_in(arg)))
+    return list(found)
+
+
+# --- parts of graphs
+
+
+def extract(graph: Graph, name: str, inputs: Sequence[Value], outputs: Sequence[Arg], also: Sequence[Node]) -> Graph:
+    """The part of a graph that computes outputs from inputs, and does what some nodes do besides."""
+    given = set(inputs)
+    needed: set[Node] = set()
+    pending = [v for arg in outputs for v in values_in(arg)]
+    for node in also:
+        needed.add(node)
+        pending += used(node)
+    while pending:
+        value = pending.pop()
+        owner = _top(value, graph)
+        if value in given or owner is None or owner in needed:
+            continue
+        needed.add(owner)
+        pending += used(owner)
+    made = Graph(name)
+    made.constants = dict(graph.constants)
+    mapping: dict[Value, Arg] = {}
+    for value in inputs:
+        param = Value(value.name, value.type, made.body)
+        made.body.params.append(param)
+        mapping[value] = param
+    for node in graph.body:
+        if node in needed:
+            kept = {v: mapping[v] for v in node.results if v in given}
+            made.body.insert(clone_node(node, mapping))
+            mapping.update(kept)
+    made.body.set_yields(tuple(map_values(arg, lambda v: mapping[v]) for arg in outputs))
+    return made
+
+
+def _top(value: Value, graph: Graph) -> Node | None:
+    """The node of the body that gives a value, or holds what gives it."""
+    node = value.node
+    if node is None:
+        owner = value.owner
+        node = owner.owner if isinstance(owner, Region) and isinstance(owner.owner, Node) else None
+    while node is not None and node.parent is not graph.body:
+        region = node.parent
+        node = region.owner if region is not None and isinstance(region.owner, Node) else None
+    return node
+
+
+def state_as_inputs(graph: Graph) -> tuple[Graph, tuple[tuple[str, str], ...]]:
+    """A copy that takes what it reads of state as further inputs; kind and path of each."""
+    made = graph.clone()
+    places: dict[tuple[str, str], Value] = {}
+    for node in list(made.walk()):
+        if node.op not in STATE_OPS:
+            continue
+        key = node.op, str(node.args[0])
+        if key not in places:
+            param = Value(f"state_{len(places)}", node.result.type, made.body)
+            made.body.params.append(param)
+            places[key] = param
+        replace_uses(node.result, places[key])
+        assert node.parent is not None
+        node.parent.remove(node)
+    return made, tuple(places)
+
+
+def replace_uses(old: Value, new: Value) -> None:
+    """Have all users of a value use another one."""
+
+    def swapped(arg: Arg) -> Arg:
+        return map_values(arg, lambda v: new if v is old else v)
+
+    for user in list(old.users):
+        if isinstance(user, Node):
+            user.set_arguments(tuple(map(swapped, user.args)), {k: swapped(a) for k, a in user.kwargs.items()})
+        else:
+            user.set_yields(tuple(map(swapped, user.yields)))

@@ -1,0 +1,83 @@
+"""What is put aside between forward and backward: the fewest bytes, and both halves compute what the whole does."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import smelt
+from smelt.autodiff import Halves, halves, joint_graph, state_as_inputs
+from smelt.autodiff.flow import Network
+from smelt.ir import verify
+from smelt.ops.evaluate import evaluate
+from tests.autodiff.gradient_harness import compare
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(self.down(self.norm(F.gelu(self.up(x)))), target)
+
+
+def split(module: nn.Module, *args: torch.Tensor) -> tuple[Halves, list[torch.Tensor]]:
+    graph, places = state_as_inputs(smelt.trace(module, args).graph)
+    names = [value.name for value in graph.inputs[len(args) :]]
+    found = halves(joint_graph(graph, names))
+    verify(found.forward)
+    verify(found.backward)
+    return found, [module.get_parameter(path) for _, path in places]
+
+
+def test_both_halves_give_what_autograd_gives() -> None:
+    torch.manual_seed(0)
+    block, x, target = Block(), torch.randn(5, 8), torch.randn(5, 4)
+    found, parameters = split(block, x, target)
+    given = [x, target, *parameters]
+    with torch.no_grad():
+        loss, *saved = evaluate(found.forward, given)
+        grads = evaluate(found.backward, [*(given[i] for i in found.kept), *saved, torch.ones(())])
+    expected = block(x, target)
+    torch.testing.assert_close(loss, expected.detach())
+    compare(grads, torch.autograd.grad(expected, parameters), 1e-6)
+
+
+def test_what_is_cheap_is_not_saved() -> None:
+    found, _ = split(Block(), torch.randn(5, 8), torch.randn(5, 4))
+    # What the first product gives, what the norm gives, and what the loss reads: not what the activation gives.
+    assert found.nbytes <= 4 * (5 * 16 + 5 * 16 + 2 * 5 * 4)
+
+
+def test_random_numbers_are_not_drawn_twice() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x * torch.rand(4)).sin().sum()
+
+    graph = smelt.trace(program, (torch.rand(4),)).graph
+    found = halves(joint_graph(graph))
+    assert "aten.rand" in str(found.forward) and "aten.rand" not in str(found.backward)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_smallest_cut(seed: int) -> None:
+    """Against all cuts of a small network."""
+    rng = random.Random(seed)
+    count = 6
+    edges = [(a, b, rng.randint(1, 9)) for a in range(count) for b in range(count) if a != b and rng.random() < 0.5]
+    net = Network()
+    for _ in range(count):
+        net.vertex()
+    for edge in edges:
+        net.edge(*edge)
+    total, side = net.cut(0, 1)
+
+    def capacity(chosen: set[int]) -> int:
+        return sum(c for a, b, c in edges if a in chosen and b not in chosen)
+
+    sides = [{0, *(v for v in range(2, count) if mask >> v & 1)} for mask in range(1 << count)]
+    assert total == min(map(capacity, sides)) == capacity(side)
