@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from smelt.ops.catalogue import CATALOGUE, record_of
+from smelt.ops.record import Sample
 from tests.autodiff.gradient_harness import check_gradients
 
 OWN = [r.name for r in CATALOGUE if r.vjp is not None]
+# Where torch falls short of f64: hardsigmoid's backward has 1/6 in f32, and no gradient of its own.
+RTOL = {"aten.hardsigmoid.default": 1e-7}
+ONCE = frozenset(("aten.hardsigmoid.default",))
+# torch's gradient at NaN depends on whether the element stands in a vector or is left over.
+WITHOUT_NAN = frozenset(f"aten.{name}.default" for name in ("elu", "selu", "hardtanh", "relu6", "hardswish"))
+
+
+def _has_nan(sample: Sample) -> bool:
+    return any(isinstance(arg, torch.Tensor) and bool(arg.isnan().any()) for arg in sample.args)
 
 
 @pytest.mark.parametrize("name", OWN)
 def test_own_gradient(name: str) -> None:
     record = record_of(name)
     assert record is not None
-    counts = [check_gradients(name, sample) for sample in record.samples()]
+    counts = [
+        check_gradients(name, sample, second=name not in ONCE, rtol=RTOL.get(name, 1e-9))
+        for sample in record.samples()
+        if name not in WITHOUT_NAN or not _has_nan(sample)
+    ]
     assert 0 in counts, f"the gradient of {name} fits none of its samples"

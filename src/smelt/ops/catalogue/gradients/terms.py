@@ -5,8 +5,9 @@ In bf16 and f16 a formula computes in f32 and is rounded once at the end, as tor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from smelt.ir import Arg, DType, TensorType, Value
 from smelt.ops.record import Call, Emitter, Gradient, Parts, tensor_type
@@ -66,27 +67,28 @@ class Term:
         return self.op("neg.default")
 
     def __gt__(self, other: Term | Arg) -> Term:
-        return self._compared("gt", other)
+        return self.compared("gt", other)
 
     def __ge__(self, other: Term | Arg) -> Term:
-        return self._compared("ge", other)
+        return self.compared("ge", other)
 
     def __lt__(self, other: Term | Arg) -> Term:
-        return self._compared("lt", other)
+        return self.compared("lt", other)
 
     def __le__(self, other: Term | Arg) -> Term:
-        return self._compared("le", other)
+        return self.compared("le", other)
 
     def equals(self, other: Term | Arg) -> Term:
         """Where the two are equal."""
-        return self._compared("eq", other)
+        return self.compared("eq", other)
 
     def differs(self, other: Term | Arg) -> Term:
         """Where the two are not equal."""
-        return self._compared("ne", other)
+        return self.compared("ne", other)
 
-    def _compared(self, name: str, other: Term | Arg) -> Term:
-        return self.op(f"{name}.{'Tensor' if isinstance(other, Term | Value) else 'Scalar'}", other)
+    def compared(self, name: str, other: Term | Arg) -> Term:
+        """A comparison by its name, with a tensor or a number."""
+        return self.op(f"{name}.{'Tensor' if _is_tensor(other) else 'Scalar'}", other)
 
     def also(self, other: Term) -> Term:
         """Logical and."""
@@ -111,6 +113,10 @@ class Term:
         return self.op("sum.dim_IntList", tuple(dims), keepdim) if dims else self
 
 
+def _is_tensor(arg: Term | Arg) -> bool:
+    return isinstance(arg, Term) or (isinstance(arg, Value) and isinstance(arg.type, TensorType))
+
+
 def _arg(arg: Term | Arg) -> Arg:
     return arg.value if isinstance(arg, Term) else arg
 
@@ -126,6 +132,13 @@ def where(condition: Term, then: Term | Number, other: Term | Number) -> Term:
     if not isinstance(other, Term):
         raise TypeError("one of the two must be a tensor")
     return Term(other.b, other.b.call("aten.where.ScalarSelf", condition.value, then, other.value))
+
+
+def times(g: Term, factor: Any) -> Any:
+    """A tensor times a number or a tensor: 0 for the number 0, itself for 1."""
+    if type(factor) in (int, float) and factor in (0, 1):
+        return g if factor else 0
+    return g * factor
 
 
 def wide(b: Emitter, value: Value) -> Term:
@@ -157,39 +170,57 @@ def of_one(rule: OfOne) -> Gradient:
     return gradient
 
 
-OfCall = Callable[[Term, Call, Term], "dict[str, Callable[[], Term]] | None"]
-"""From the gradient, the call, and the result: what writes each operand's gradient."""
+class Operands:
+    """A call as a rule sees it: tensors as terms, in f32 where they are narrower, made when they are asked for."""
+
+    def __init__(self, b: Emitter, call: Call, results: tuple[Value, ...]) -> None:
+        self.b = b
+        self.call = call
+        self.results = results
+        self._wide: dict[Value, Term] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        found = self.call[name]
+        return self._widened(found) if _is_tensor(found) else found
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The same, of an argument that only some overloads have."""
+        return self[name] if name in self.call else default
+
+    def raw(self, name: str) -> Any:
+        """The same, a tensor in its own dtype."""
+        found = self.call[name]
+        return Term(self.b, found) if _is_tensor(found) else found
+
+    @property
+    def result(self) -> Term:
+        """The first result."""
+        return self._widened(self.results[0])
+
+    def _widened(self, value: Value) -> Term:
+        if value not in self._wide:
+            self._wide[value] = wide(self.b, value)
+        return self._wide[value]
 
 
-def of_call(rule: OfCall) -> Gradient:
-    """Of an operator with one result. Tensors of the call stand in it as terms, wide ones."""
+OfCall = Callable[[Term, Operands], "Mapping[str, Callable[[], Term]] | None"]
+"""From the first result's gradient and the call: what writes each operand's gradient. None: not for this call."""
+
+
+def of_call(rule: OfCall, *, exact: bool = False) -> Gradient:
+    """Of an operator of whose results only the first has a gradient.
+
+    exact: the rule rounds nothing but its own results, so that it takes the gradient in its own dtype.
+    """
 
     def gradient(b: Emitter, call: Call, results: tuple[Value, ...], grads: tuple[Value | None, ...]) -> Parts | None:
-        (grad,) = grads
+        grad = grads[0]
         if grad is None:
             return {}
-        found = rule(wide(b, grad), _terms(b, call), wide(b, results[0]))
+        found = rule(Term(b, grad) if exact else wide(b, grad), Operands(b, call, results))
         return None if found is None else {name: _value_of(make) for name, make in found.items()}
 
     return gradient
-
-
-def _terms(b: Emitter, call: Call) -> Call:
-    return _Lazy(b, call)
-
-
-class _Lazy(dict[str, object]):
-    """A call whose tensors become terms when they are asked for, so that what is not needed adds no node."""
-
-    def __init__(self, b: Emitter, call: Call) -> None:
-        super().__init__(call)
-        self._b = b
-
-    def __getitem__(self, name: str) -> object:
-        found = super().__getitem__(name)
-        if isinstance(found, Value) and isinstance(found.type, TensorType):
-            return wide(self._b, found)
-        return found
 
 
 def _value_of(make: Callable[[], Term]) -> Callable[[], Arg]:
