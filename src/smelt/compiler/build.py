@@ -16,6 +16,7 @@ from smelt.compiler.originals import move_originals
 from smelt.compiler.replayable import acts_repeatably
 from smelt.compiler.source_digest import begin_source_digest
 from smelt.compiler.staged import staged_unit
+from smelt.compiler.training import training_unit
 from smelt.compiler.unit import Unit
 from smelt.diag import Options
 
@@ -38,7 +39,12 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     )  # fmt: skip
     recorded_ms = (perf_counter() - start) * 1000
     if captured.has_history:
-        raise NeedsGradients
+        if not options.train or (fn.log is not None and not fn.log.is_replayable):
+            raise NeedsGradients
+        unit: Unit = training_unit(replace(captured, result=None), options, args, kwargs)
+        unit.moved = moved
+        unit.stages_ms = {"recorded run": round(recorded_ms, 3), **unit.stages_ms}
+        return unit
     # The result is the caller's, and not to be kept.
     captured = replace(captured, result=None)
     if fn.log is not None:

@@ -124,7 +124,7 @@ class Builds:
             if reason != ON_META:  # where nobody waits for an answer
                 self._original.warn(reason, f"{self._name} {_HOW[False]}: {reason}")
             return result
-        if is_grad_enabled() and (what := self._requiring(args, kwargs)):
+        if is_grad_enabled() and not self._settings.options.train and (what := self._requiring(args, kwargs)):
             if self._with_gradients >= GRADIENT_LIMIT:
                 return self._original.with_gradients(what, args, kwargs)
             if self._is_in_training:

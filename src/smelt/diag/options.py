@@ -79,6 +79,8 @@ class Options:
     adaptive: let measured times decide: a compiled program that is slower than eager falls back to eager, and builds
         take no longer than the program's calls are worth (docs/decisions, what pays). False runs whatever was compiled,
         and builds for each kind of call. `strict`, `deterministic` and `release_originals` imply False.
+    train: compile calls whose results need gradients, too: forward and backward are native, and autograd sees one
+        operator. Without it eager runs where gradients are needed.
     loops: schedules of the loops of single kernels, as steps of a schedule (`s.tile`, `s.vectorize`, ...). A step that
         does not fit a kernel is omitted, with a warning.
     """
@@ -102,6 +104,7 @@ class Options:
     loops: tuple[LoopStep, ...] = ()
     keep_plans: bool = True
     adaptive: bool = True
+    train: bool = False
 
     @staticmethod
     def make(given: Mapping[str, Any] | Options | None = None) -> Options:

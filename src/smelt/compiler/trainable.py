@@ -1,0 +1,158 @@
+"""A graph as one node of autograd: its forward half runs natively when it is called, its backward half on the way back.
+
+    loss = program(x, weight)     forward plan; what the smallest cut saves goes to autograd's own keeping
+    loss.backward()               backward plan; the gradients of inputs and parameters
+
+Because autograd keeps what is saved, it frees it, checks versions, and raises its own errors. With `create_graph` the
+gradients come from a graph that is such a node, too: from the inputs on, since what was saved has no history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from smelt._torch.autocast import no_autocast
+from smelt.autodiff import Joint, halves, joint_graph
+from smelt.codegen.lower import Lowered, lower
+from smelt.codegen.lower.result import Fresh
+from smelt.compiler.pipeline import optimized_graph
+from smelt.diag import Options, SmeltError
+from smelt.ir import Graph, TensorType
+from smelt.ops.convert import dtype_to_torch
+from smelt.ops.evaluate import no_state
+from smelt.runtime.executable import Executable
+
+Tensors = Sequence[Any]
+
+
+class Native:
+    """A graph without state, compiled: takes and gives flat lists. Raises: SmeltError where it cannot be lowered."""
+
+    def __init__(self, graph: Graph, options: Options, code: bytes | None) -> None:
+        self.graph = graph
+        with no_autocast():
+            self.optimized, _ = optimized_graph(graph, options, no_state)
+            self.lowered: Lowered = lower(self.optimized, no_state, options)
+        self.executable = Executable(self.lowered.plan, code)
+
+    def __call__(self, inputs: Tensors) -> list[Any]:
+        """The graph's outputs."""
+        given = list(inputs)
+        return list(self.lowered.rebuild(self.executable.run(given), given, no_state))
+
+    def is_fresh(self, number: int) -> bool:
+        """Whether an output has memory of its own."""
+        return isinstance(self.lowered.outputs[number], Fresh)
+
+
+class Trainable:
+    """A graph without state that autograd sees as one operator. requires: which of its inputs need gradients.
+
+    Raises: SmeltError where a part of it has no gradient, or no plan.
+    """
+
+    def __init__(self, graph: Graph, requires: Sequence[bool], options: Options, code: bytes | None) -> None:
+        self.graph, self.requires, self.options, self._code = graph, tuple(requires), options, code
+        wrt = [value.name for value, is_wanted in zip(graph.inputs, requires, strict=True) if is_wanted]
+        self._joint: Joint = joint_graph(graph, wrt)
+        found = halves(self._joint)
+        self.halves = found
+        self.forward = Native(found.forward, options, code)
+        self.backward = Native(found.backward, options, code)
+        self.differentiated = self._joint.differentiated
+        aliased = [i for i in self.differentiated if not self.forward.is_fresh(i)]
+        if aliased:
+            raise SmeltError(
+                f"result {aliased[0]} of {graph.name} shares memory with what comes in", code="S0303",
+                why="its history would be a view's", fix="return a copy (clone)",
+            )  # fmt: skip
+        cotangents = [graph.outputs[i].type for i in self.differentiated]  # type: ignore[union-attr]
+        self._types = [type_ for type_ in cotangents if isinstance(type_, TensorType)]
+        self._again: Trainable | None = None
+
+    def __call__(self, inputs: Tensors) -> list[Any]:
+        """The graph's outputs, with a history where gradients are on."""
+        outputs: list[Any] = [None] * self.halves.count
+        found = _Node.apply(self, outputs, *inputs)
+        for number, tensor in zip(self.differentiated, found, strict=True):
+            outputs[number] = tensor
+        return outputs
+
+    # --- what the node does
+
+    def run_forward(self, inputs: Tensors, outputs: list[Any]) -> tuple[tuple[Any, ...], list[Any]]:
+        """The results that have gradients, and what the backward half takes; the others go into `outputs`."""
+        given = [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]
+        found = self.forward(given)
+        count = self.halves.count
+        outputs[:] = found[:count]
+        return tuple(found[i] for i in self.differentiated), [*(inputs[i] for i in self.halves.kept), *found[count:]]
+
+    def run_backward(self, saved: Tensors, grads: Tensors) -> list[Any]:
+        """A gradient for each input that needs one."""
+        return self.backward([*saved, *self._laid_out(grads)])
+
+    def run_backward_again(self, inputs: Tensors, grads: Tensors) -> list[Any]:
+        """The same with a history of their own."""
+        if self._again is None:
+            joint = self._joint
+            graph = joint.graph.clone()
+            graph.name = f"{self.graph.name}_gradient"
+            graph.body.set_yields(graph.outputs[joint.count :])
+            requires = [*self.requires, *(True for _ in self.differentiated)]
+            self._again = Trainable(graph, requires, self.options, self._code)
+        return self._again([*inputs, *self._laid_out(grads)])
+
+    def _laid_out(self, grads: Tensors) -> list[Any]:
+        """Gradients of results as the plan takes them: row-major ones, mostly, where autograd gives any."""
+        found = []
+        for grad, type_ in zip(grads, self._types, strict=True):
+            if grad is None:
+                grad = torch.zeros(type_.sizes, dtype=dtype_to_torch(type_.dtype))
+            if grad.stride() != type_.steps and grad.numel():
+                made = torch.empty_strided(type_.sizes, type_.steps, dtype=grad.dtype)
+                grad = made.copy_(grad)  # of one with a history the copy has it, too
+            found.append(grad)
+        return found
+
+
+class _Node(torch.autograd.Function):
+    """What autograd sees."""
+
+    @staticmethod
+    def forward(ctx: Any, program: Trainable, outputs: list[Any], *inputs: Any) -> Any:
+        results, saved = program.run_forward(inputs, outputs)
+        ctx.program = program
+        ctx.set_materialize_grads(False)
+        kept = set(program.halves.kept)
+        # For gradients of gradients alone: no reason to complain where they are written to meanwhile.
+        ctx.others = [(i, x, x._version) for i, x in enumerate(inputs) if i not in kept and isinstance(x, torch.Tensor)]
+        ctx.save_for_backward(*saved)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        program: Trainable = ctx.program
+        saved = ctx.saved_tensors
+        if all(grad is None for grad in grads):
+            return (None, None, *(None for _ in program.requires))
+        if torch.is_grad_enabled():
+            inputs: list[Any] = [None] * len(program.requires)
+            for number, tensor, version in ctx.others:
+                if tensor._version != version:
+                    raise RuntimeError(
+                        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                        f"an input of the compiled {program.graph.name}, [{tensor.type()} {list(tensor.shape)}], is at "
+                        f"version {tensor._version}; expected version {version} instead"
+                    )
+                inputs[number] = tensor
+            for number, tensor in zip(program.halves.kept, saved, strict=False):
+                inputs[number] = tensor
+            found = program.run_backward_again(inputs, grads)
+        else:
+            found = program.run_backward(saved, grads)
+        left = iter(found)
+        return (None, None, *(next(left) if is_wanted else None for is_wanted in program.requires))

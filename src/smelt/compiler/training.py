@@ -1,0 +1,77 @@
+"""A captured program whose results have gradients: its graph is one node of autograd (`compiler.trainable`).
+
+Invariant: what has no gradient here, or would have another history than eager gives it, is left to eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from smelt.autodiff import state_as_inputs
+from smelt.capture import Captured
+from smelt.compiler.compiled_types import LeftAlone, NeedsGradients
+from smelt.compiler.trainable import Trainable
+from smelt.compiler.unit import Unit, machine_code
+from smelt.diag import Options, SmeltError
+
+
+@dataclass
+class TrainingUnit(Unit):
+    """`run` gives results with a history. state_places: kind and path of what it reads besides its arguments."""
+
+    state_places: tuple[tuple[str, str], ...] = ()
+    trainable: Trainable | None = field(default=None, repr=False)
+
+    def build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Make the plans for inputs that require gradients as these do. Raises: NeedsGradients where there are none."""
+        start = perf_counter()
+        graph, self.state_places = state_as_inputs(self.graph)
+        inputs = self._inputs(args, kwargs)
+        requires = [isinstance(x, torch.Tensor) and x.requires_grad for x in inputs]
+        try:
+            self.trainable = Trainable(graph, requires, self.options, machine_code(self.options))
+        except SmeltError as error:
+            raise NeedsGradients(error.what) from error
+        self.stages_ms["forward and backward"] = round((perf_counter() - start) * 1000, 3)
+
+    def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        return [*self.signature.flatten(args, kwargs), *(self.lookup(*place) for place in self.state_places)]
+
+    def prepare(self) -> None:
+        """Nothing is left to do."""
+
+    def finish(self) -> None:
+        """Nothing is left to do."""
+
+    def refresh(self) -> None:
+        """Parameters are inputs here, so nothing was made of them."""
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The program's answer for arguments that fit. Raises: LeftAlone where autograd is to see each operator."""
+        assert self.trainable is not None
+        if torch.is_anomaly_enabled():
+            raise LeftAlone("anomaly detection names operators")
+        inputs = self._inputs(args, kwargs)
+        outputs = self.trainable(inputs)
+        return self.signature.rebuild(outputs, args, kwargs)
+
+
+def training_unit(captured: Captured, options: Options, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TrainingUnit:
+    """The unit of a capture whose results have histories. Raises: NeedsGradients where eager has to run."""
+    if captured.own_backward:
+        raise NeedsGradients("a backward of its own")
+    if captured.error is not None or captured.graph is None or captured.signature is None:
+        raise NeedsGradients("no graph")
+    if captured.conversions or captured.returned or captured.signature.puts is not None:
+        raise NeedsGradients("its path depends on data, or it changes objects")
+    try:
+        unit = TrainingUnit.of(captured, options)
+    except SmeltError as error:
+        raise NeedsGradients(error.what) from error
+    unit.build(args, kwargs)
+    return unit
