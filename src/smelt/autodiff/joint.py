@@ -12,7 +12,7 @@ Invariant: the result is a graph like any other, in operators that have gradient
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from smelt.autodiff.activity import active_values, may_depend
@@ -38,8 +38,9 @@ class Joint:
     wrt: tuple[str, ...]
 
 
-def joint_graph(graph: Graph, wrt: Sequence[str] | None = None) -> Joint:
+def joint_graph(graph: Graph, wrt: Sequence[str] | None = None, outputs: Collection[int] | None = None) -> Joint:
     """The graph with its gradients. wrt: names of inputs and paths of parameters, by default all that can have one.
+    outputs: those that have a gradient, by default all that depend on what is asked for.
 
     The graph must be functional, as `Program.graph` is.
     Raises: SmeltError (S0303) where an operator or a name has no gradient.
@@ -64,7 +65,8 @@ def joint_graph(graph: Graph, wrt: Sequence[str] | None = None) -> Joint:
     active = active_values(graph, wanted)
     builder = Builder(graph)
     count = len(graph.outputs)
-    differentiated = tuple(i for i, arg in enumerate(graph.outputs) if isinstance(arg, Value) and arg in active)
+    found = (i for i, arg in enumerate(graph.outputs) if isinstance(arg, Value) and arg in active)
+    differentiated = tuple(i for i in found if outputs is None or i in outputs)
     reverse = Reverse(GraphEmitter(builder), active)
     reverse.expand(graph.body)
     # State is written last: what follows a write would read what it wrote.
@@ -74,11 +76,8 @@ def joint_graph(graph: Graph, wrt: Sequence[str] | None = None) -> Joint:
         assert isinstance(output, Value)
         reverse.add(output, builder.add_param(graph.body, f"grad_{i}", output.type))
     reverse.region(graph.body)
-    outputs: list[Arg] = [*graph.outputs]
-    for value in wanted:
-        found = reverse.gradient(value)
-        outputs.append(found)
-    graph.body.set_yields(tuple(outputs))
+    grads: list[Arg] = [reverse.gradient(value) for value in wanted]
+    graph.body.set_yields((*graph.outputs, *grads))
     drop_unused(graph)
     return Joint(graph, count, differentiated, tuple(wrt))
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from smelt._torch.autocast import no_autocast
-from smelt.autodiff import Joint, halves, joint_graph
+from smelt.autodiff import Joint, backward_of, halves, joint_graph
 from smelt.codegen.lower import Lowered, lower
 from smelt.codegen.lower.result import Fresh
 from smelt.compiler.pipeline import optimized_graph
@@ -56,12 +56,13 @@ class Trainable:
 
     def __init__(self, graph: Graph, requires: Sequence[bool], options: Options, code: bytes | None) -> None:
         self.graph, self.requires, self.options, self._code = graph, tuple(requires), options, code
-        wrt = [value.name for value, is_wanted in zip(graph.inputs, requires, strict=True) if is_wanted]
-        self._joint: Joint = joint_graph(graph, wrt)
+        self._wrt = [value.name for value, is_wanted in zip(graph.inputs, requires, strict=True) if is_wanted]
+        self._joint: Joint = joint_graph(graph, self._wrt)
         found = halves(self._joint)
         self.halves = found
         self.forward = Native(found.forward, options, code)
         self.backward = Native(found.backward, options, code)
+        self._partly: dict[tuple[int, ...], Native] = {}
         self.differentiated = self._joint.differentiated
         aliased = [i for i in self.differentiated if not self.forward.is_fresh(i)]
         if aliased:
@@ -92,8 +93,20 @@ class Trainable:
         return tuple(found[i] for i in self.differentiated), [*(inputs[i] for i in self.halves.kept), *found[count:]]
 
     def run_backward(self, saved: Tensors, grads: Tensors) -> list[Any]:
-        """A gradient for each input that needs one."""
-        return self.backward([*saved, *self._laid_out(grads)])
+        """A gradient for each input that needs one; None where it depends on no result that has a gradient."""
+        laid = self._laid_out(grads)
+        return self._backward_for(grads)([*saved, *(grad for grad in laid if grad is not None)])
+
+    def _backward_for(self, grads: Tensors) -> Native:
+        """The backward half for results of which these have gradients."""
+        if all(grad is not None for grad in grads):
+            return self.backward
+        given = tuple(i for i, grad in zip(self.differentiated, grads, strict=True) if grad is not None)
+        found = self._partly.get(given)
+        if found is None:
+            joint = joint_graph(self.graph, self._wrt, given)
+            found = self._partly[given] = Native(backward_of(joint, self.halves), self.options, self._code)
+        return found
 
     def run_backward_again(self, inputs: Tensors, grads: Tensors) -> list[Any]:
         """The same with a history of their own."""
@@ -104,19 +117,30 @@ class Trainable:
             graph.body.set_yields(graph.outputs[joint.count :])
             requires = [*self.requires, *(True for _ in self.differentiated)]
             self._again = Trainable(graph, requires, self.options, self._code)
-        return self._again([*inputs, *self._laid_out(grads)])
+        laid = self._laid_out(grads)
+        zeros = [_zeros(type_) if grad is None else grad for grad, type_ in zip(laid, self._types, strict=True)]
+        found = self._again([*inputs, *zeros])
+        if any(grad is None for grad in grads):
+            # Nothing depends on what has no gradient: its zeros add nothing, and stand for none.
+            given = tuple(i for i, grad in zip(self.differentiated, grads, strict=True) if grad is not None)
+            partly = joint_graph(self.graph, self._wrt, given)
+            absent = [grad is None for grad in partly.graph.outputs[partly.count :]]
+            found = [None if is_absent else grad for grad, is_absent in zip(found, absent, strict=True)]
+        return found
 
     def _laid_out(self, grads: Tensors) -> list[Any]:
         """Gradients of results as the plan takes them: row-major ones, mostly, where autograd gives any."""
         found = []
         for grad, type_ in zip(grads, self._types, strict=True):
-            if grad is None:
-                grad = torch.zeros(type_.sizes, dtype=dtype_to_torch(type_.dtype))
-            if grad.stride() != type_.steps and grad.numel():
+            if grad is not None and grad.stride() != type_.steps and grad.numel():
                 made = torch.empty_strided(type_.sizes, type_.steps, dtype=grad.dtype)
                 grad = made.copy_(grad)  # of one with a history the copy has it, too
             found.append(grad)
         return found
+
+
+def _zeros(type_: TensorType) -> torch.Tensor:
+    return torch.zeros(type_.sizes, dtype=dtype_to_torch(type_.dtype))
 
 
 class _Node(torch.autograd.Function):
@@ -144,8 +168,8 @@ class _Node(torch.autograd.Function):
             for number, tensor, version in ctx.others:
                 if tensor._version != version:
                     raise RuntimeError(
-                        "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                        f"an input of the compiled {program.graph.name}, [{tensor.type()} {list(tensor.shape)}], is at "
+                        "one of the variables needed for gradient computation has been modified by an inplace "
+                        f"operation: an input of the compiled {program.graph.name}, [{tensor.type()} {list(tensor.shape)}], is at "
                         f"version {tensor._version}; expected version {version} instead"
                     )
                 inputs[number] = tensor
