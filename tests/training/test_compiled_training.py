@@ -1,0 +1,384 @@
+"""`compile(model, options={"train": True})`: gradients, their order, identity and errors as in eager."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import smelt
+
+Tensor = torch.Tensor
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(width, 16), nn.LayerNorm(16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.norm(F.gelu(self.up(x))))
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(torch.relu(self.norm(self.conv(x))), 2).flatten(1)
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.map(x), 0.5, self.training) * F.dropout(x, 0.1, self.training)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, 8)
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.words(x.abs().long() % 11))).mean(1)
+
+
+class Several(nn.Module):
+    """A tuple in a dict, an integer result, and one that nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        y = self.a(x)
+        return {"y": (y, y.argmax(-1)), "unused": self.b(x), "n": 3}
+
+
+class Islands(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.map(x)
+        with torch.no_grad():
+            scale = y.abs().amax()
+        z = y * scale + y.detach()
+        z = z.clone()
+        z[:, 0] = 1.0
+        z.mul_(2)
+        return torch.cat([z[:, 4:], y[:, :4].view(-1, 4).exp()], 1)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "net": (Net, (6, 8)), "normed": (Normed, (5, 3, 8, 8)), "dropping": (Dropping, (6, 8)), "tied": (Tied, (6, 5)),
+    "islands": (Islands, (6, 8)),
+}  # fmt: skip
+
+
+def pair(make: Callable[[], nn.Module], **options: Any) -> tuple[nn.Module, nn.Module, Any]:
+    """A model, its copy, and the copy compiled."""
+    torch.manual_seed(0)
+    model = make()
+    other = copy.deepcopy(model)
+    return model, other, smelt.compile(other, options={"train": True, **options})
+
+
+def same_gradients(model: nn.Module, other: nn.Module) -> None:
+    for (name, p), q in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None), name
+        if p.grad is not None and q.grad is not None:
+            torch.testing.assert_close(q.grad, p.grad, rtol=2e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
+            assert q.grad.stride() == p.grad.stride(), name
+
+
+def is_compiled(compiled: Any) -> bool:
+    stats = compiled.stats()
+    return stats.builds > 0 and not stats.fallbacks
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_steps(name: str) -> None:
+    make, shape = MODELS[name]
+    model, other, compiled = pair(make)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, other)]
+    for step in range(4):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(step)) * 3
+        losses = []
+        for m, optimizer in zip((model, compiled), optimizers, strict=True):
+            torch.manual_seed(step)
+            loss = m(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            losses.append(loss.item())
+            after = torch.rand(1)
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+        same_gradients(model, other)
+        for optimizer in optimizers:
+            optimizer.step()
+        del after
+    for (n, p), q in zip(model.named_buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(p, q, msg=n)
+    assert is_compiled(compiled)
+
+
+def test_random_numbers_go_on_as_in_eager() -> None:
+    model, _, compiled = pair(Dropping)
+    x = torch.randn(6, 8)
+    for _ in range(3):
+        found = []
+        for m in (model, compiled):
+            torch.manual_seed(1)
+            m(x).sum().backward()
+            found.append(torch.rand(3))
+        assert torch.equal(*found)
+
+
+def test_gradients_accumulate_in_place() -> None:
+    model, other, compiled = pair(Net)
+    x = torch.randn(6, 8)
+    for m in (model, compiled):
+        for _ in range(3):
+            m(x).sum().backward()
+    kept = [p.grad for p in other.parameters()]
+    for m in (model, compiled):
+        m(2 * x).sum().backward()
+    assert all(p.grad is g for p, g in zip(other.parameters(), kept, strict=True))
+    same_gradients(model, other)
+
+
+def test_backward_twice() -> None:
+    model, other, compiled = pair(Net)
+    x = torch.randn(6, 8)
+    compiled(x).sum().backward()
+    other.zero_grad()
+    for m in (model, compiled):
+        loss = m(x).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            loss.backward()
+    same_gradients(model, other)
+
+
+def test_grad_of_inputs_and_of_some_parameters() -> None:
+    model, other, compiled = pair(Net)
+    x = torch.randn(6, 8, requires_grad=True)
+    for _ in range(3):
+        found = [
+            torch.autograd.grad(m(x).sum(), (x, p.up.weight), allow_unused=True)
+            for m, p in ((model, model), (compiled, other))
+        ]
+        torch.testing.assert_close(*found)
+    assert all(p.grad is None for p in other.parameters()) and is_compiled(compiled)
+
+
+def test_unused_results_leave_no_gradient() -> None:
+    model, other, compiled = pair(Several)
+    x = torch.randn(6, 8)
+    for _ in range(3):
+        for m in (model, compiled):
+            out = m(x)
+            assert out["n"] == 3 and out["y"][1].dtype is torch.int64 and not out["y"][1].requires_grad
+            m.zero_grad()
+            out["y"][0].sum().backward()
+        same_gradients(model, other)
+    assert other.b.weight.grad is None and is_compiled(compiled)
+
+
+def test_hooks() -> None:
+    model, other, compiled = pair(Net)
+    x = torch.randn(6, 8)
+    compiled(x).sum().backward()
+    other.zero_grad()
+    told: list[list[Any]] = [[], []]
+    for m, seen in ((model, told[0]), (other, told[1])):
+        m.up.weight.register_hook(lambda g, seen=seen: (seen.append("tensor"), g * 2)[1])
+        m.up.weight.register_post_accumulate_grad_hook(lambda p, seen=seen: seen.append(p.grad.sum().item()))
+    for m in (model, compiled):
+        m(x).sum().backward()
+    assert told[0][0] == told[1][0] == "tensor" and told[0][1] == pytest.approx(told[1][1], rel=1e-4)
+    same_gradients(model, other)
+
+
+def test_frozen_and_thawed() -> None:
+    model, other, compiled = pair(Net)
+    x = torch.randn(6, 8)
+    for frozen in (False, True, False, True):
+        for m, target in ((model, model), (compiled, other)):
+            target.up.weight.requires_grad_(not frozen)
+            target.zero_grad()
+            m(x).sum().backward()
+        same_gradients(model, other)
+        assert (other.up.weight.grad is None) == frozen
+
+
+def test_without_gradients_in_between() -> None:
+    model, other, compiled = pair(Net)
+    x = torch.randn(6, 8)
+    for _ in range(3):
+        for m in (model, compiled):
+            m.zero_grad()
+            m(x).sum().backward()
+        with torch.no_grad():
+            found = compiled(x)
+            assert not found.requires_grad
+            torch.testing.assert_close(found, model(x))
+        same_gradients(model, other)
+
+
+def test_a_parameter_written_before_backward() -> None:
+    model, other, compiled = pair(Net)
+    x = torch.randn(6, 8)
+    compiled(x).sum().backward()
+    for m, target in ((model, model), (compiled, other)):
+        loss = m(x).sum()
+        with torch.no_grad():
+            target.down.weight.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_gradients_of_gradients() -> None:
+    def penalty(m: Any, x: Tensor, parameters: list[Tensor]) -> list[Tensor]:
+        (grad,) = torch.autograd.grad(m(x).sum(), x, create_graph=True)
+        return list(torch.autograd.grad(grad.square().sum(), parameters, allow_unused=True))
+
+    model, other, compiled = pair(Net)
+    x = torch.randn(6, 8, requires_grad=True)
+    for _ in range(2):
+        found = [penalty(m, x, list(t.parameters())) for m, t in ((model, model), (compiled, other))]
+        for a, b in zip(*found, strict=True):
+            assert (a is None) == (b is None) or not (a if b is None else b).any()
+            if a is not None and b is not None:
+                torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
+    assert is_compiled(compiled)
+
+
+def test_results_that_are_arguments() -> None:
+    def program(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return x, (x * w).sum()
+
+    compiled = smelt.compile(program, options={"train": True})
+    for _ in range(3):
+        x, w = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
+        same, loss = compiled(x, w)
+        assert same is x
+        loss.backward()
+        assert torch.equal(x.grad, w.detach()) and torch.equal(w.grad, x.detach())
+
+
+def test_what_is_left_to_eager() -> None:
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return g * 3
+
+    def own(x: Tensor) -> Tensor:
+        return Own.apply(x).sum()
+
+    def again(x: Tensor) -> Tensor:
+        return checkpoint(torch.sin, x, use_reentrant=False).sum()
+
+    for program in (own, again):
+        compiled = smelt.compile(program, options={"train": True})
+        for _ in range(3):
+            x, y = (torch.full((3,), 0.5, requires_grad=True) for _ in range(2))
+            program(x).backward()
+            compiled(y).backward()
+            assert torch.equal(x.grad, y.grad)
+
+
+def test_anomalies_are_named_by_eager() -> None:
+    model, _, compiled = pair(Net)
+    x = torch.randn(6, 8)
+    compiled(x).sum().backward()
+    with torch.autograd.detect_anomaly(check_nan=True):
+        found = compiled(x)
+    assert found.grad_fn.name() == model(x).grad_fn.name()
+
+
+def test_autocast() -> None:
+    model, other, compiled = pair(Net)
+    x = torch.randn(6, 8)
+    for _ in range(3):
+        for m in (model, compiled):
+            m.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = m(x).float().square().mean()
+            loss.backward()
+        for p, q in zip(model.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(q.grad, p.grad, rtol=0.1, atol=2e-2)
+
+
+def test_other_sizes() -> None:
+    model, other, compiled = pair(Net)
+    for n in (3, 5, 5, 3, 7):
+        x = torch.randn(n, 8)
+        for m in (model, compiled):
+            m.zero_grad()
+            m(x).sum().backward()
+        same_gradients(model, other)
+
+
+def test_paths() -> None:
+    """A program whose path depends on data: eager, or compiled, with eager's gradients."""
+
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        y = x * w
+        return (y if y.sum() > 0 else y * y).sum()
+
+    compiled = smelt.compile(program, options={"train": True})
+    for sign in (1.0, -1.0, 1.0, -1.0, -1.0):
+        found = []
+        for f in (program, compiled):
+            x, w = torch.tensor([1.0, 2.0], requires_grad=True), torch.full((2,), sign, requires_grad=True)
+            f(x, w).backward()
+            found.append((x.grad, w.grad))
+        assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
+
+
+def test_what_was_saved_is_freed() -> None:
+    _, _, compiled = pair(Net)
+    x = torch.randn(6, 8, requires_grad=True)
+    compiled(x).sum().backward()
+    loss = compiled(x)
+    node = weakref.ref(loss.grad_fn)
+    loss.sum().backward()
+    del loss
+    gc.collect()
+    assert node() is None
+
+
+def test_saved_tensor_hooks_see_what_is_saved() -> None:
+    _, other, compiled = pair(Net)
+    x = torch.randn(6, 8)
+    compiled(x).sum().backward()
+    packed: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        packed.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        compiled(x).sum().backward()
+    assert packed and other.up.weight.grad is not None
