@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -105,6 +106,12 @@ def same_gradients(model: nn.Module, other: nn.Module) -> None:
         if p.grad is not None and q.grad is not None:
             torch.testing.assert_close(q.grad, p.grad, rtol=2e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
             assert q.grad.stride() == p.grad.stride(), name
+
+
+def _told(compiled: Any, *args: Tensor, match: str) -> None:
+    """That a first call says why eager runs."""
+    with pytest.warns(smelt.SmeltWarning, match=match):
+        compiled(*args)
 
 
 def is_compiled(compiled: Any) -> bool:
@@ -275,6 +282,7 @@ def test_results_that_are_arguments() -> None:
         return x, (x * w).sum()
 
     compiled = smelt.compile(program, options={"train": True})
+    _told(compiled, torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True), match="shares memory")
     for _ in range(3):
         x, w = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
         same, loss = compiled(x, w)
@@ -299,8 +307,9 @@ def test_what_is_left_to_eager() -> None:
     def again(x: Tensor) -> Tensor:
         return checkpoint(torch.sin, x, use_reentrant=False).sum()
 
-    for program in (own, again):
+    for program, match in ((own, "backward in Python"), (again, "gradients are needed")):
         compiled = smelt.compile(program, options={"train": True})
+        _told(compiled, torch.ones(3, requires_grad=True), match=match)
         for _ in range(3):
             x, y = (torch.full((3,), 0.5, requires_grad=True) for _ in range(2))
             program(x).backward()
@@ -312,8 +321,10 @@ def test_anomalies_are_named_by_eager() -> None:
     model, _, compiled = pair(Net)
     x = torch.randn(6, 8)
     compiled(x).sum().backward()
-    with torch.autograd.detect_anomaly(check_nan=True):
-        found = compiled(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, that this is slow
+        with torch.autograd.detect_anomaly(check_nan=True):
+            found = compiled(x)
     assert found.grad_fn.name() == model(x).grad_fn.name()
 
 
@@ -328,6 +339,30 @@ def test_autocast() -> None:
             loss.backward()
         for p, q in zip(model.parameters(), other.parameters(), strict=True):
             torch.testing.assert_close(q.grad, p.grad, rtol=0.1, atol=2e-2)
+
+
+def test_autocast_and_no_grad_together() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.map = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.map(x)
+            with torch.no_grad():
+                scale = y.float().square().mean()
+            return y * scale
+
+    model, other, compiled = pair(Scaled)
+    x = torch.randn(6, 8)
+    for _ in range(3):
+        for m in (model, compiled):
+            m.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = m(x).float().sum()
+            loss.backward()
+        torch.testing.assert_close(other.map.bias.grad, model.map.bias.grad, rtol=0.05, atol=1e-2)
+    assert is_compiled(compiled)
 
 
 def test_other_sizes() -> None:
@@ -348,6 +383,7 @@ def test_paths() -> None:
         return (y if y.sum() > 0 else y * y).sum()
 
     compiled = smelt.compile(program, options={"train": True})
+    _told(compiled, torch.ones(2, requires_grad=True), torch.ones(2), match="its path depends on data")
     for sign in (1.0, -1.0, 1.0, -1.0, -1.0):
         found = []
         for f in (program, compiled):

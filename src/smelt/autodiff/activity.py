@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from smelt.ir import Arg, DType, Graph, ListType, Node, Region, TensorType, TupleType, Type, Value, values_in
+from smelt.ir import (
+    Arg, DType, Graph, ListType, Node, Region, TensorType, TupleType, Type, Value, map_values, values_in,
+)  # fmt: skip
+from smelt.ir.builder import Builder
 from smelt.ops.record import Trait
 from smelt.ops.sets import where
 
@@ -59,6 +62,36 @@ def is_differentiated(node: Node) -> bool:
     """Whether autograd records a node: not one that cuts histories, nor one where the program has switched it off."""
     words = node.mode.replace(";", " ").split()
     return node.op not in _CUT and "no_grad" not in words and "inference" not in words
+
+
+def detach_islands(graph: Graph) -> None:
+    """Detach what is computed where gradients are off, so that it keeps that meaning without the mode."""
+    builder = Builder(graph)
+    for node in list(graph.walk()):
+        words = node.mode.replace(";", " ").split()
+        if node.regions or node.parent is None or not ("no_grad" in words or "inference" in words):
+            continue
+        for result in node.results:
+            if not isinstance(result.type, TensorType) or not may_depend(result.type):
+                continue
+            users = list(result.users)
+            builder.region, builder.before = node.parent, node.next
+            builder.span, builder.scope = node.span, node.scope
+            made = builder.add("aten.detach.default", (result,), [result.type]).result
+            for user in users:
+                replace_in(user, result, made)
+
+
+def replace_in(user: Node | Region, old: Value, new: Arg) -> None:
+    """Have one user take another value."""
+
+    def swapped(arg: Arg) -> Arg:
+        return map_values(arg, lambda v: new if v is old else v)
+
+    if isinstance(user, Node):
+        user.set_arguments(tuple(map(swapped, user.args)), {k: swapped(a) for k, a in user.kwargs.items()})
+    else:
+        user.set_yields(tuple(map(swapped, user.yields)))
 
 
 def may_depend(type_: Type) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from smelt.autodiff.activity import replace_in
 from smelt.autodiff.flow import INFINITE, Network
 from smelt.autodiff.joint import Joint
 from smelt.diag import SmeltError
@@ -230,12 +231,5 @@ def state_as_inputs(graph: Graph) -> tuple[Graph, tuple[tuple[str, str], ...]]:
 
 def replace_uses(old: Value, new: Value) -> None:
     """Have all users of a value use another one."""
-
-    def swapped(arg: Arg) -> Arg:
-        return map_values(arg, lambda v: new if v is old else v)
-
     for user in list(old.users):
-        if isinstance(user, Node):
-            user.set_arguments(tuple(map(swapped, user.args)), {k: swapped(a) for k, a in user.kwargs.items()})
-        else:
-            user.set_yields(tuple(map(swapped, user.yields)))
+        replace_in(user, old, new)

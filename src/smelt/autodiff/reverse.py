@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from smelt.autodiff.activity import is_differentiated, may_depend
+from smelt.autodiff.activity import is_differentiated, may_depend, replace_in
 from smelt.autodiff.control import reverse_control
 from smelt.autodiff.shapes import fitted
 from smelt.diag import SmeltError
@@ -100,7 +100,8 @@ class Reverse:
         for old, new in _pairs(node, parts):
             if isinstance(new, Value) and old in self.active:
                 self.active.add(new)
-            _replace(old, new)
+            for user in list(old.users):
+                replace_in(user, old, new)
         for made in reversed(added):
             if any(v in self.active for v in made.operands()):
                 self.active.update(r for r in made.results if may_depend(r.type))
@@ -207,23 +208,6 @@ def _pairs(node: Node, parts: Sequence[Arg]) -> list[tuple[Value, Arg]]:
         users = [user for user in node.result.users if isinstance(user, Node) and user.op == "unpack"]
         return [pair for user in users for pair in zip(user.results, parts, strict=True)]
     return list(zip(node.results, parts, strict=True))
-
-
-def _replace(old: Value, new: Arg) -> None:
-    for user in list(old.users):
-        if isinstance(user, Node):
-            user.set_arguments(
-                tuple(_swapped(a, old, new) for a in user.args),
-                {k: _swapped(a, old, new) for k, a in user.kwargs.items()},
-            )
-        else:
-            user.set_yields(tuple(_swapped(a, old, new) for a in user.yields))
-
-
-def _swapped(arg: Arg, old: Value, new: Arg) -> Arg:
-    if arg is old:
-        return new
-    return tuple(_swapped(a, old, new) for a in arg) if isinstance(arg, tuple) else arg
 
 
 def _is_real(node: Node) -> bool:

@@ -363,7 +363,7 @@ class Builds:
         log = program.log or ReadLog()
         if isinstance(failure, NeedsGradients):
             self._count_build(missed, -1)
-            self._leave_to_autograd(log, args, kwargs)
+            self._leave_to_autograd(log, args, kwargs, str(failure))
             return
         if not log.is_replayable:
             if not self._takes_state(log):
@@ -450,12 +450,18 @@ class Builds:
         self._original.count(reason)
         self._original.warn(reason, f"{self._name} {_HOW[False]}: {reason}")
 
-    def _leave_to_autograd(self, log: ReadLog, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Have calls like this one run as they are: what they give, or leave behind, has a history."""
+    def _leave_to_autograd(self, log: ReadLog, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> None:
+        """Have calls like this one run as they are: what they give, or leave behind, has a history.
+
+        why: what kept it from being compiled with gradients; empty where that was not asked for.
+        """
         self._with_gradients += 1
         guards = _guards(log, args, kwargs, enables_grad=True)
         self._witness = next((weakref.ref(tensor) for tensor in guards.tensors if tensor.requires_grad), None)
-        reason = self._original.needs_gradients(self._requiring(args, kwargs) or "a tensor")
+        if why:
+            reason = self._original.not_trainable(why)
+        else:
+            reason = self._original.needs_gradients(self._requiring(args, kwargs) or "a tensor")
         if not log.is_replayable:
             # What it reads may be what it changes: then only the arguments say when this holds again.
             guards = GuardSet((), args, kwargs)

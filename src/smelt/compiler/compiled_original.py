@@ -107,6 +107,17 @@ class Original:
         self.warn("gradients", _GRAD_ADVICE.format(name=self.name, what=what))
         return reason
 
+    def not_trainable(self, why: str) -> str:
+        """Count a call that is the program's own because it cannot be compiled with gradients, and tell why once; the
+        reason. Raises: CaptureError (S0302) where that is an error.
+        """
+        reason = f"gradients are needed, and {why}"
+        if self.is_whole:
+            self.refuse(reason)
+        self.count(reason)
+        self.warn(reason, f"{self.name} falls back to eager: {reason}")
+        return reason
+
     @property
     def counted(self) -> int:
         """How many calls of this thread were counted."""

@@ -12,12 +12,16 @@ from typing import Any
 
 import torch
 
-from smelt.autodiff import state_as_inputs
+from smelt.autodiff import detach_islands, state_as_inputs
 from smelt.capture import Captured
 from smelt.compiler.compiled_types import LeftAlone, NeedsGradients
 from smelt.compiler.trainable import Trainable
 from smelt.compiler.unit import Unit, machine_code
 from smelt.diag import Options, SmeltError
+from smelt.ir import Graph
+from smelt.passes.base import PassContext
+from smelt.passes.explicit_casts import explicit_casts
+from smelt.passes.manager import run_passes
 
 
 @dataclass
@@ -30,7 +34,7 @@ class TrainingUnit(Unit):
     def build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Make the plans for inputs that require gradients as these do. Raises: NeedsGradients where there are none."""
         start = perf_counter()
-        graph, self.state_places = state_as_inputs(self.graph)
+        graph, self.state_places = state_as_inputs(self._with_casts())
         inputs = self._inputs(args, kwargs)
         requires = [isinstance(x, torch.Tensor) and x.requires_grad for x in inputs]
         try:
@@ -38,6 +42,17 @@ class TrainingUnit(Unit):
         except SmeltError as error:
             raise NeedsGradients(error.what) from error
         self.stages_ms["forward and backward"] = round((perf_counter() - start) * 1000, 3)
+
+    def _with_casts(self) -> Graph:
+        """The graph with the casts of autocast spelled out. Raises: NeedsGradients where that cannot be."""
+        if not any("autocast" in node.mode for node in self.graph.walk()):
+            return self.graph
+        graph = self.graph.clone()
+        detach_islands(graph)
+        run_passes(graph, (explicit_casts,), PassContext(), check=self.options.verify)
+        if any("autocast" in node.mode for node in graph.walk()):
+            raise NeedsGradients("autocast casts for an operator that is not known here")
+        return graph
 
     def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         return [*self.signature.flatten(args, kwargs), *(self.lookup(*place) for place in self.state_places)]
@@ -64,11 +79,13 @@ class TrainingUnit(Unit):
 def training_unit(captured: Captured, options: Options, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TrainingUnit:
     """The unit of a capture whose results have histories. Raises: NeedsGradients where eager has to run."""
     if captured.own_backward:
-        raise NeedsGradients("a backward of its own")
+        raise NeedsGradients("an autograd.Function has a backward in Python")
     if captured.error is not None or captured.graph is None or captured.signature is None:
-        raise NeedsGradients("no graph")
-    if captured.conversions or captured.returned or captured.signature.puts is not None:
-        raise NeedsGradients("its path depends on data, or it changes objects")
+        raise NeedsGradients("there is no graph of it")
+    if captured.conversions:
+        raise NeedsGradients("its path depends on data")
+    if captured.signature.puts is not None:
+        raise NeedsGradients("it changes objects that its arguments hold")
     try:
         unit = TrainingUnit.of(captured, options)
     except SmeltError as error:
