@@ -10,7 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from smelt.ir import (
-    Arg, DType, Graph, ListType, Node, Region, TensorType, TupleType, Type, Value, map_values, values_in,
+    Arg,
+    DType,
+    Graph,
+    ListType,
+    Node,
+    Region,
+    TensorType,
+    TupleType,
+    Type,
+    Value,
+    map_values,
+    values_in,
 )  # fmt: skip
 from smelt.ir.builder import Builder
 from smelt.ops.record import Trait

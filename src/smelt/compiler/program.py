@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 
 from smelt._torch.autocast import cleared, is_kept, keeps_casts
 from smelt._torch.state import autocast, default_dtype, is_grad_enabled, is_inference
+from smelt.autodiff import joint_graph
 from smelt.capture import Captured, capture, is_capturing
 from smelt.capture.kept_casts import KeptCast
 from smelt.capture.sharing import entangled
@@ -130,6 +131,16 @@ class Program(torch.nn.Module):
         """The optimized graph that runs for these arguments. Raises: CaptureError (S0107) if they do not fit."""
         unit, inputs = self._unit_for(args, kwargs)
         return unit.graph_at(unit.sizes_of(inputs)) if isinstance(unit, SizedUnit) else unit.optimize()
+
+    def grad_graph(self, wrt: Sequence[str] | None = None) -> Graph:
+        """The gradient as a graph: it takes the inputs, and for each result that has one its gradient (`%grad_0`); it
+        gives the results, then a gradient for each of `wrt`, None where no result depends on it.
+
+        wrt: names of inputs and paths of parameters and buffers; by default all of them with floating-point numbers.
+        `smelt.autodiff.joint_graph` differentiates the graph again. Raises: SmeltError (S0303) where an operator, or a
+        name, has no gradient.
+        """
+        return joint_graph(self.graph, wrt).graph
 
     def to_fx(self) -> GraphModule:
         """The program as captured, as a module of torch.fx that runs with torch alone, over the same parameters.

@@ -169,8 +169,8 @@ class _Node(torch.autograd.Function):
                 if tensor._version != version:
                     raise RuntimeError(
                         "one of the variables needed for gradient computation has been modified by an inplace "
-                        f"operation: an input of the compiled {program.graph.name}, [{tensor.type()} {list(tensor.shape)}], is at "
-                        f"version {tensor._version}; expected version {version} instead"
+                        f"operation: an input of the compiled {program.graph.name}, [{tensor.type()} "
+                        f"{list(tensor.shape)}], is at version {tensor._version}; expected version {version} instead"
                     )
                 inputs[number] = tensor
             for number, tensor in zip(program.halves.kept, saved, strict=False):
