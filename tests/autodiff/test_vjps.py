@@ -10,8 +10,8 @@ from smelt.ops.record import Sample
 from tests.autodiff.gradient_harness import check_gradients
 
 OWN = [r.name for r in CATALOGUE if r.vjp is not None]
-# Where torch falls short of f64: hardsigmoid's backward has 1/6 in f32, and no gradient of its own.
-RTOL = {"aten.hardsigmoid.default": 1e-7}
+# hardsigmoid's backward has 1/6 in f32, and no gradient of its own. A sample of softmax asks for f32.
+RTOL = {"aten.hardsigmoid.default": 1e-7, "aten.softmax.int": 1e-5, "aten.log_softmax.int": 1e-5}
 ONCE = frozenset(("aten.hardsigmoid.default",))
 # torch's gradient at NaN depends on whether the element stands in a vector or is left over.
 WITHOUT_NAN = frozenset(f"aten.{name}.default" for name in ("elu", "selu", "hardtanh", "relu6", "hardswish"))
