@@ -16,7 +16,6 @@ from smelt.ir import STATE_OPS, Arg, Node, Region, TensorType, TupleType, Value,
 from smelt.ops.catalogue import gradient_of, record_of
 from smelt.ops.effects import effects
 from smelt.ops.lowering import GraphEmitter, lower
-from smelt.ops.python_ops import ATTEMPT_KEYWORDS
 from smelt.ops.registry import arguments_of, schema_of
 from smelt.ops.torch_gradients import NAME
 
@@ -187,11 +186,10 @@ class Reverse:
     def _by_torch(self, node: Node, grads: Sequence[Value | None]) -> None:
         if effects(node).rng or not effects(node).is_pure or (node.op.startswith("py.") and node.op != NAME):
             raise _cannot(node, "it has no gradient here")
-        if any(name not in ATTEMPT_KEYWORDS or list(values_in(arg)) for name, arg in node.kwargs.items()):
-            raise _cannot(node, "it has no gradient here, and a keyword that torch's is not asked with")
-        given = list(values_in(node.args))
+        args = (*node.args, *node.kwargs.values())
+        given = list(values_in(args))
         positions = tuple(i for i, v in enumerate(given) if v in self.active)
-        made = self.emitter.calls(NAME, node.op, positions, tuple(grads), *node.args, **node.kwargs)
+        made = self.emitter.calls(NAME, node.op, positions, tuple(grads), tuple(node.kwargs), *args)
         for i, grad in zip(positions, made, strict=True):
             self.add(given[i], grad)
 

@@ -249,7 +249,7 @@ PYTHON_OPS: tuple[PyOp, ...] = (
         keywords=frozenset(("cause", "cause_args", "fields")),
     ),
     PyOp("py.assert", _assert, types.nothing, _ALWAYS, 1, 2, results=0),
-    PyOp(VJP, vjp, types_of_vjp, _ALWAYS, 3, None, keywords=ATTEMPT_KEYWORDS),
+    PyOp(VJP, vjp, types_of_vjp, _ALWAYS, 4, None),
     PyOp("py.raised", _raised, types.always_str, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS),
     PyOp("py.attempt", _attempt, types.texts, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS | {"indexed"}),
 )  # fmt: skip

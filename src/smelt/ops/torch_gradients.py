@@ -1,6 +1,7 @@
 """`py.vjp`: the gradient of an operator by torch's own backward, for operators that have none in the catalogue.
 
-    %3: (f32[4], f32[4]) = py.vjp("aten.hypot.default", [0, 1], [%g], %x, %y)
+    %3: (f32[4], f32[4]) = py.vjp("aten.hypot.default", [0, 1], [%g], [], %x, %y)
+    %4: (f32[4],) = py.vjp("aten.sum.dim_IntList", [0], [%g], ["dtype"], %x, [0], f32)
 
 The operator runs again, and autograd goes back through it. Of a gradient by `py.vjp` the gradient is one, too.
 """
@@ -19,29 +20,30 @@ from smelt.ops.registry import overload
 NAME = "py.vjp"
 
 
-def vjp(name: str, positions: Sequence[int], grads: Sequence[Any], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-    """The gradients of an operator's operands, counted among its tensors and numbers that are values, contiguous.
+def vjp(
+    name: str, positions: Sequence[int], grads: Sequence[Any], names: Sequence[str], *args: Any
+) -> list[torch.Tensor]:
+    """The gradients of an operator's operands, counted among the tensors in `args`, row-major.
 
-    positions: of which operands. grads: of its results, None for one that has none.
+    positions: of which operands. grads: of its results, None for one that has none. names: of the last arguments, which
+    are passed by name.
     """
     with torch.enable_grad():
-        given = [_as_leaf(a) if i in positions else a for i, a in enumerate(_values(args, kwargs))]
-        own_args, own_kwargs = _with(args, kwargs, given)
-        made = _results(name, positions, grads, own_args, own_kwargs)
+        own = _with(args, [_as_leaf(a) if i in positions else a for i, a in enumerate(_values(args))])
+        made = _results(name, positions, grads, names, own)
     return [g.detach().contiguous() for g in made]
 
 
 def _results(
-    name: str, positions: Sequence[int], grads: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    name: str, positions: Sequence[int], grads: Sequence[Any], names: Sequence[str], args: Sequence[Any]
 ) -> list[torch.Tensor]:
     """The same with a history of its own, of operands that have one."""
-    given = list(_values(args, kwargs))
+    given = list(_values(args))
     wanted = [given[i] for i in positions]  # each use apart, though two may be one tensor
-    aliases = [t.view_as(t) for t in wanted]
+    aliases = [t.view_as(t) if t.layout == torch.strided else t.clone() for t in wanted]
     for i, alias in zip(positions, aliases, strict=True):
         given[i] = alias
-    own_args, own_kwargs = _with(args, kwargs, given)
-    results = _called(name, own_args, own_kwargs)
+    results = _called(name, _with(args, given), names)
     pairs = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None and r.requires_grad]
     if not pairs:
         return [torch.zeros_like(t) for t in wanted]
@@ -50,12 +52,13 @@ def _results(
     return [torch.zeros_like(t) if g is None else g for t, g in zip(wanted, found, strict=True)]
 
 
-def _called(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _called(name: str, args: Sequence[Any], names: Sequence[str]) -> list[Any]:
     if name == NAME:
-        inner, positions, grads, *operands = args
-        return _results(inner, positions, grads, tuple(operands), kwargs)
-    found, operands = as_called(name, overload(name), list(args))
-    result = found(*operands, **kwargs)
+        inner, positions, grads, inner_names, *operands = args
+        return _results(inner, positions, grads, inner_names, operands)
+    count = len(args) - len(names)
+    found, operands = as_called(name, overload(name), list(args[:count]))
+    result = found(*operands, **dict(zip(names, args[count:], strict=True)))
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
@@ -63,16 +66,16 @@ def _as_leaf(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().requires_grad_()
 
 
-def _values(args: Any, kwargs: dict[str, Any]) -> Iterator[Any]:
+def _values(args: Any) -> Iterator[Any]:
     """The tensors of a call, in order."""
-    for arg in (*args, *kwargs.values()):
+    for arg in args:
         if isinstance(arg, torch.Tensor):
             yield arg
         elif isinstance(arg, (list, tuple)):
-            yield from _values(arg, {})
+            yield from _values(arg)
 
 
-def _with(args: Any, kwargs: dict[str, Any], given: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _with(args: Sequence[Any], given: Sequence[Any]) -> list[Any]:
     left = iter(given)
 
     def swapped(arg: Any) -> Any:
@@ -80,13 +83,13 @@ def _with(args: Any, kwargs: dict[str, Any], given: Sequence[Any]) -> tuple[tupl
             return next(left)
         return [swapped(a) for a in arg] if isinstance(arg, (list, tuple)) else arg
 
-    return tuple(map(swapped, args)), {name: swapped(arg) for name, arg in kwargs.items()}
+    return list(map(swapped, args))
 
 
 def types_of_vjp(args: Sequence[Arg]) -> tuple[Type, ...]:
     """One tuple of the operands' types, row-major; `any` where the arguments are no call of it."""
     positions = args[1]
-    operands = [v.type for v in values_in(tuple(args[3:]))]
+    operands = [v.type for v in values_in(tuple(args[4:]))]
     chosen = [operands[i] for i in positions if isinstance(i, int) and i < len(operands)] if _is_list(positions) else []
     made = [TensorType(t.dtype, t.shape, None, t.device) for t in chosen if isinstance(t, TensorType)]
     return (TupleType(tuple(made)) if _is_list(positions) and len(made) == len(positions) else ANY,)
