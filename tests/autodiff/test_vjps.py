@@ -9,7 +9,9 @@ from smelt.ops.catalogue import CATALOGUE, record_of
 from smelt.ops.record import Sample
 from tests.autodiff.gradient_harness import check_gradients
 
-OWN = [r.name for r in CATALOGUE if r.vjp is not None]
+# Functional forms of what writes in place, which torch itself does not differentiate; programs try them.
+_OF_WRITES = frozenset(("aten.copy.default",))
+OWN = [r.name for r in CATALOGUE if r.vjp is not None and r.name not in _OF_WRITES]
 # hardsigmoid's backward has 1/6 in f32, and no gradient of its own. A sample of softmax asks for f32.
 RTOL = {"aten.hardsigmoid.default": 1e-7, "aten.softmax.int": 1e-5, "aten.log_softmax.int": 1e-5}
 ONCE = frozenset(("aten.hardsigmoid.default",))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from smelt.diag import SmeltError
-from smelt.ir import DType, TensorType, Value
-from smelt.ops.record import Emitter
+from smelt.ir import UNKNOWN_DIM, DType, TensorType, Value
+from smelt.ops.record import Emitter, tensor_type
 
 
 def fitted(b: Emitter, grad: Value, operand: TensorType) -> Value:
@@ -15,6 +15,8 @@ def fitted(b: Emitter, grad: Value, operand: TensorType) -> Value:
     if _is_complex(found.dtype) and not _is_complex(operand.dtype):
         grad = b.call("aten.real.default", grad)
     grad = _summed(b, grad, operand)
+    if operand.is_static and not tensor_type(grad).is_static:
+        grad = b.call("aten.view.default", grad, operand.sizes)
     assert isinstance(grad.type, TensorType)
     return grad if grad.type.dtype is operand.dtype else b.call("aten._to_copy.default", grad, dtype=operand.dtype)
 
@@ -29,6 +31,8 @@ def _summed(b: Emitter, grad: Value, operand: TensorType) -> Value:
     dims = list(range(extra))
     for i, size in enumerate(wanted):
         if sizes[extra + i] != size:
+            if sizes[extra + i] == UNKNOWN_DIM and isinstance(size, int) and size != 1:
+                continue  # as what was broadcast to it is not 1, it is the same
             if size != 1:
                 raise SmeltError(f"a gradient {grad.type} does not fit its operand {operand}", code="S0303")
             dims.append(extra + i)

@@ -399,7 +399,12 @@ def _tensor(type_: Type, device: str | None, fill: Fill | None = None) -> torch.
     made = dummy_of(type_, "meta" if device == "meta" else None)
     if device is not None:
         return made
-    return made.zero_() if fill is None else made.copy_(fill(made))
+    if fill is None:
+        return made.zero_()
+    # Elements of an expanded tensor share their memory, so none of them can be written by itself.
+    memory = made[tuple(slice(1) if step == 0 else slice(None) for step in made.stride())]
+    memory.copy_(fill(memory))
+    return made
 
 
 def _type(result: Any, home: str) -> Type:
