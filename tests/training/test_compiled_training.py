@@ -376,14 +376,13 @@ def test_other_sizes() -> None:
 
 
 def test_paths() -> None:
-    """A program whose path depends on data: eager, or compiled, with eager's gradients."""
+    """A program whose path depends on data is one graph, with eager's gradients on each path."""
 
     def program(x: Tensor, w: Tensor) -> Tensor:
         y = x * w
         return (y if y.sum() > 0 else y * y).sum()
 
     compiled = smelt.compile(program, options={"train": True})
-    _told(compiled, torch.ones(2, requires_grad=True), torch.ones(2), match="its path depends on data")
     for sign in (1.0, -1.0, 1.0, -1.0, -1.0):
         found = []
         for f in (program, compiled):
@@ -391,6 +390,86 @@ def test_paths() -> None:
             f(x, w).backward()
             found.append((x.grad, w.grad))
         assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
+    assert is_compiled(compiled) and compiled.stats().builds == 1
+
+
+def test_loops() -> None:
+    """Long, ended by data, and over a count that data give: one build, eager's gradients."""
+
+    def long(x: Tensor, w: Tensor) -> Tensor:
+        for _ in range(100):
+            x = torch.tanh(x @ w)
+        return x.sum()
+
+    def until(x: Tensor, w: Tensor) -> Tensor:
+        n = 0
+        while x.abs().sum() > 0.5 and n < 20:
+            x = torch.tanh(x @ w) * 0.5
+            n += 1
+        return x.sum()
+
+    def counted(x: Tensor, w: Tensor) -> Tensor:
+        for _ in range(int(x.abs().sum())):
+            x = torch.sin(x @ w)
+        return x.sum()
+
+    for program in (long, until, counted):
+        compiled = smelt.compile(program, options={"train": True})
+        for step in range(4):
+            x, w = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(step))
+            found = []
+            for f in (program, compiled):
+                a, b = x.clone().requires_grad_(), w.clone().requires_grad_()
+                f(a, b).backward()
+                found.append((a.grad, b.grad))
+            torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+        assert is_compiled(compiled) and compiled.stats().builds == 1, compiled.stats()
+
+
+def test_writes_where_autograd_does_not_look() -> None:
+    def clamped(x: Tensor) -> Tensor:
+        y = x.clone()
+        with torch.no_grad():
+            y.clamp_(min=0.5)
+        return (y * y).sum()
+
+    def through_data(x: Tensor) -> Tensor:
+        y = x * 2
+        y.data.mul_(3)
+        return (y * y).sum()
+
+    def detached(x: Tensor) -> Tensor:
+        y = x * 2
+        y.detach()[0] = 7.0
+        return (y * y).sum()
+
+    for program in (clamped, through_data, detached):
+        compiled = smelt.compile(program, options={"train": True})
+        _told(compiled, torch.ones(3, requires_grad=True), match="autograd does not look|gradients are needed")
+        for _ in range(2):
+            x, y = (torch.linspace(0, 1, 3).requires_grad_() for _ in range(2))
+            program(x).backward()
+            compiled(y).backward()
+            assert torch.equal(x.grad, y.grad)
+        if program is not through_data:
+            with pytest.raises(smelt.SmeltError, match="autograd does not look"):
+                smelt.trace(program, (torch.ones(3),)).grad_graph()
+
+
+def test_scratch_tensors_written_without_gradients() -> None:
+    def program(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = x.abs()
+            scale.clamp_(min=0.5)
+        return (x * scale).sum()
+
+    compiled = smelt.compile(program, options={"train": True})
+    for _ in range(3):
+        x, y = (torch.linspace(-1, 1, 5).requires_grad_() for _ in range(2))
+        program(x).backward()
+        compiled(y).backward()
+        torch.testing.assert_close(x.grad, y.grad)
+    assert is_compiled(compiled)
 
 
 def test_what_was_saved_is_freed() -> None:

@@ -7,9 +7,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from smelt.ir import (
+    STATE_OPS,
     Arg,
     DType,
     Graph,
@@ -24,6 +25,7 @@ from smelt.ir import (
     values_in,
 )  # fmt: skip
 from smelt.ir.builder import Builder
+from smelt.ops.effects import alias_of, effects
 from smelt.ops.record import Trait
 from smelt.ops.sets import where
 
@@ -73,6 +75,29 @@ def is_differentiated(node: Node) -> bool:
     """Whether autograd records a node: not one that cuts histories, nor one where the program has switched it off."""
     words = node.mode.replace(";", " ").split()
     return node.op not in _CUT and "no_grad" not in words and "inference" not in words
+
+
+def hidden_write(raw: Graph, requires: Callable[[Value], bool]) -> Node | None:
+    """A node of a raw capture that writes where autograd does not look (without gradients, or through `detach`) into
+    what may have a history. Behind it the history is still that of the old numbers, which no functional graph can say.
+
+    requires: whether an input, or the result of a `param`, `buffer` or `captured` node, requires gradients.
+    """
+    for node in raw.walk():
+        if node.regions or node.op == "write":
+            continue
+        words = node.mode.replace(";", " ").split()
+        for target in effects(node).writes:
+            is_hidden = "no_grad" in words or "inference" in words
+            value = target
+            while value.node is not None and not value.node.regions and (source := alias_of(value.node)) is not None:
+                is_hidden |= value.node.op in _CUT
+                value = source
+            is_given = value.node is None or value.node.op in STATE_OPS
+            has_history = requires(value) if is_given else is_differentiated(value.node)  # type: ignore[arg-type]
+            if is_hidden and has_history and may_depend(target.type):
+                return node
+    return None
 
 
 def detach_islands(graph: Graph) -> None:

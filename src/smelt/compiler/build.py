@@ -39,9 +39,10 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     )  # fmt: skip
     recorded_ms = (perf_counter() - start) * 1000
     if captured.has_history:
-        if not options.train or (fn.log is not None and not fn.log.is_replayable):
+        if not options.train:
             raise NeedsGradients
-        unit: Unit = training_unit(replace(captured, result=None), options, args, kwargs)
+        with fn.as_before():
+            unit = _training(fn, captured, args, kwargs, options)
         unit.moved = moved
         unit.stages_ms = {"recorded run": round(recorded_ms, 3), **unit.stages_ms}
         return unit
@@ -57,6 +58,26 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     unit.moved = moved
     unit.stages_ms = {"recorded run": round(recorded_ms, 3), **unit.stages_ms}
     return unit
+
+
+def _training(
+    fn: ObservedProgram, captured: Captured, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options
+) -> Unit:
+    """The program with its gradients. Raises: NeedsGradients where eager has to run."""
+    if fn.log is not None and not (fn.log.is_replayable or acts_repeatably(fn.log)):
+        raise NeedsGradients(fn.log.why_not())
+    stage = partial(staged_unit, fn, args=args, kwargs=kwargs, options=options)
+    if captured.conversions:
+        unit, why = fn.attempts.of("gradients of all paths", lambda: stage(captured))
+        if unit is None:
+            raise NeedsGradients(f"its path depends on data: {why}")
+        return unit
+    looped = with_long_loops(captured, fn.log)
+    if looped is not None:
+        unit, _ = fn.attempts.of("gradients of loops", lambda: stage(looped))
+        if unit is not None:
+            return unit
+    return training_unit(replace(captured, result=None), options, args, kwargs)
 
 
 def _unit(

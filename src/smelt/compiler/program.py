@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 
 from smelt._torch.autocast import cleared, is_kept, keeps_casts
 from smelt._torch.state import autocast, default_dtype, is_grad_enabled, is_inference
-from smelt.autodiff import joint_graph
+from smelt.autodiff import hidden_write, joint_graph
 from smelt.capture import Captured, capture, is_capturing
 from smelt.capture.kept_casts import KeptCast
 from smelt.capture.sharing import entangled
@@ -140,6 +140,14 @@ class Program(torch.nn.Module):
         `smelt.autodiff.joint_graph` differentiates the graph again. Raises: SmeltError (S0303) where an operator, or a
         name, has no gradient.
         """
+        raw = self.unit.captured.graph
+        hidden = None if raw is None else hidden_write(raw, lambda value: True)
+        if hidden is not None:
+            raise SmeltError(
+                f"{hidden.op} writes where autograd does not look", hidden.span, code="S0303",
+                why="behind it autograd goes on with the history of the old numbers, which no functional graph says",
+                fix="compute a new tensor instead of writing under no_grad, or through detach or data",
+            )  # fmt: skip
         return joint_graph(self.graph, wrt).graph
 
     def to_fx(self) -> GraphModule:

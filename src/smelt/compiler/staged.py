@@ -22,13 +22,14 @@ from smelt.capture.staging.draws import Draw
 from smelt.capture.staging.outside import nothing_outside
 from smelt.capture.staging.stage import Learnt, stage
 from smelt.capture.state import Place, without_state
-from smelt.compiler.compiled_types import ObservedProgram
+from smelt.compiler.compiled_types import NeedsGradients, ObservedProgram
 from smelt.compiler.histories import has_history_on_other_ways
 from smelt.compiler.output_replay import muted
 from smelt.compiler.replayable import acts_repeatably, without_repeated
 from smelt.compiler.size_one import Again, with_ones
 from smelt.compiler.size_one_strides import StrideReads, needs_strides, telling
 from smelt.compiler.sized_unit import unit_of
+from smelt.compiler.training import training_unit
 from smelt.compiler.unit import Unit
 from smelt.diag import CaptureError, Options, SmeltError
 from smelt.runtime.guard_facts import FactTest
@@ -73,7 +74,7 @@ def staged_unit(
         staged = replace(staged, sizes=replace(staged.sizes, reads_strides=bool(asked)))
     if odd and needs_strides(staged, odd):
         return None, "the layout of a result depends on the strides of a size-1 dimension"
-    if has_history_on_other_ways(staged, args, kwargs):
+    if not native.has_history and has_history_on_other_ways(staged, args, kwargs):
         return None, "a result has gradients on some of its paths, or may have"
     acts = [effect for more in found for effect in more.effects if not _is_by_shadows(effect)]
     if acts:
@@ -83,13 +84,19 @@ def staged_unit(
     if not left.is_replayable:
         return None, left.why_not()
     try:
-        unit = unit_of(staged, options)
+        unit: Unit
+        if native.has_history:
+            unit = training_unit(staged, options, args, kwargs)
+        else:
+            unit = unit_of(staged, options)
         if is_wide and not _is_for(unit.captured, args, kwargs):
             return None, "what its passes rely on does not hold for this call"
         unit.stages_ms["staging run"] = round((perf_counter() - start) * 1000, 3)
         unit.finish()
     except SmeltError as error:
         return None, error.what
+    except NeedsGradients as error:
+        return None, str(error)
     log.effects.clear()
     known = {_place(read) for read in log.reads}
     for read in (read for more in found for read in map(_as_now, more.reads) if read is not None):

@@ -12,13 +12,15 @@ from typing import Any
 
 import torch
 
-from smelt.autodiff import detach_islands, state_as_inputs
+from smelt.autodiff import detach_islands, hidden_write, state_as_inputs
 from smelt.capture import Captured
 from smelt.compiler.compiled_types import LeftAlone, NeedsGradients
+from smelt.compiler.histories import requires_gradients
+from smelt.compiler.paths import is_path
 from smelt.compiler.trainable import Trainable
 from smelt.compiler.unit import Unit, machine_code
 from smelt.diag import Options, SmeltError
-from smelt.ir import Graph
+from smelt.ir import Graph, Node, Value
 from smelt.passes.base import PassContext
 from smelt.passes.explicit_casts import explicit_casts
 from smelt.passes.manager import run_passes
@@ -82,13 +84,31 @@ def training_unit(captured: Captured, options: Options, args: Sequence[Any], kwa
         raise NeedsGradients("an autograd.Function has a backward in Python")
     if captured.error is not None or captured.graph is None or captured.signature is None:
         raise NeedsGradients("there is no graph of it")
-    if captured.conversions:
+    if is_path(captured.graph):
         raise NeedsGradients("its path depends on data")
     if captured.signature.puts is not None:
         raise NeedsGradients("it changes objects that its arguments hold")
+    hidden = _hidden_write(captured, args, kwargs)
+    if hidden is not None:
+        where = f" at {hidden.span}" if hidden.span else ""
+        raise NeedsGradients(f"{hidden.op}{where} writes where autograd does not look")
     try:
         unit = TrainingUnit.of(captured, options)
     except SmeltError as error:
         raise NeedsGradients(error.what) from error
     unit.build(args, kwargs)
     return unit
+
+
+def _hidden_write(captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Node | None:
+    assert captured.graph is not None and captured.signature is not None
+    found = captured.signature.flatten(args, kwargs)
+    given = {v for v, x in zip(captured.graph.inputs, found, strict=True) if requires_gradients(x)}
+
+    def requires(value: Value) -> bool:
+        if value.node is None:
+            return value in given
+        entry = captured.state.entries.get((value.node.op, str(value.node.args[0])))
+        return entry is None or requires_gradients(entry.tensor)
+
+    return hidden_write(captured.graph, requires)
