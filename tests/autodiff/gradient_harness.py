@@ -9,11 +9,12 @@ import torch
 
 import smelt
 from smelt.autodiff import Joint, joint_graph
-from smelt.ir import Arg, Builder, Graph, parse, verify
+from smelt.autodiff.activity import may_depend
+from smelt.ir import Arg, Builder, Graph, Value, parse, verify
 from smelt.ops.convert import from_torch, type_of
 from smelt.ops.evaluate import evaluate
 from smelt.ops.record import Sample
-from smelt.ops.registry import normalize, overload
+from smelt.ops.registry import arguments_of, normalize, overload, schema_of
 from smelt.ops.torch_gradients import NAME
 from smelt.ops.typing import infer
 
@@ -71,21 +72,28 @@ def called(name: str, sample: Sample, tensors: Sequence[Tensor]) -> list[Tensor]
     return flat(overload(name)(*args, **kwargs))  # type: ignore[misc]
 
 
-def check_gradients(name: str, sample: Sample, *, second: bool = True, rtol: float = 1e-9) -> int:
+def check_gradients(
+    name: str, sample: Sample, *, second: bool = True, rtol: float = 1e-9, fixed: Sequence[str] = ()
+) -> int:
     """Compare with autograd; how many nodes of torch's own backward the gradient's graph has.
 
-    second: gradients of gradients, too. A call that has no gradients is not compared: -1.
+    second: gradients of gradients, too. fixed: arguments that torch wants without gradients, beside moving averages.
+    A call that has no gradients is not compared: -1.
     """
     sample = Sample(in_f64(tuple(sample.args)), {k: in_f64(v) for k, v in sample.kwargs.items()})
     graph, tensors = graph_of(name, sample)
-    leaves = [t.detach().requires_grad_() if t.is_floating_point() else t for t in tensors]
+    given = _given(graph, ("running_mean", "running_var", *fixed))
+    leaves = [
+        t.detach().requires_grad_() if t.is_floating_point() and f"x{i + 1}" not in given else t
+        for i, t in enumerate(tensors)
+    ]
     torch.manual_seed(0)
     results = called(name, sample, leaves)
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     outputs = [r for r in results if r.requires_grad]
     if not wanted or not outputs:
         return -1
-    joint = joint_graph(graph)
+    joint = joint_graph(graph, _wrt(graph, given))
     verify(joint.graph)
     assert parse(str(joint.graph)) == joint.graph
     assert [results[i].requires_grad for i in joint.differentiated] == [True] * len(outputs)
@@ -93,8 +101,21 @@ def check_gradients(name: str, sample: Sample, *, second: bool = True, rtol: flo
     expected = torch.autograd.grad(outputs, wanted, cotangents, create_graph=True, allow_unused=True)
     _check(joint, tensors, cotangents, results, expected, rtol)
     if second:
-        _check_second(joint, leaves, wanted, cotangents, expected, rtol)
+        _check_second(joint, leaves, wanted, cotangents, expected, rtol, given)
     return torch_nodes(joint.graph)
+
+
+def _given(graph: Graph, names: Sequence[str]) -> frozenset[str]:
+    """Inputs that are these arguments of the call."""
+    node = next(iter(graph.body))
+    schema = schema_of(node.op)
+    call = {} if schema is None else arguments_of(schema, node.args, node.kwargs)
+    found = (call.get(name) for name in names)
+    return frozenset(value.name for value in found if isinstance(value, Value))
+
+
+def _wrt(graph: Graph, fixed: frozenset[str]) -> list[str]:
+    return [value.name for value in graph.inputs if value.name not in fixed and may_depend(value.type)]
 
 
 def torch_nodes(graph: Graph) -> int:
@@ -115,14 +136,14 @@ def _check(
 
 def _check_second(
     joint: Joint, leaves: Sequence[Tensor], wanted: Sequence[Tensor], cotangents: Sequence[Tensor],
-    expected: Sequence[Tensor | None], rtol: float,
+    expected: Sequence[Tensor | None], rtol: float, fixed: frozenset[str] = frozenset(),
 ) -> None:  # fmt: skip
     firsts = [(i, e) for i, e in enumerate(expected) if e is not None and e.requires_grad]
     if not firsts:
         return
     once = joint.graph
     once.body.set_yields(tuple(once.outputs[joint.count + i] for i, _ in firsts))
-    twice = joint_graph(once)
+    twice = joint_graph(once, _wrt(once, fixed))
     verify(twice.graph)
     directions = [_direction(e, 7 + i) for i, (_, e) in enumerate(firsts)]
     sources = [*wanted, *cotangents]

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from smelt.ops.catalogue.gradients import indexing, pointwise, reductions, views
+from smelt.ops.catalogue.gradients import indexing, losses, norms, pointwise, reductions, views
 from smelt.ops.record import Gradient
 
 GRADIENTS: Mapping[str, Gradient] = MappingProxyType(
     {
         **pointwise.GRADIENTS,
         **reductions.GRADIENTS,
+        **norms.GRADIENTS,
+        **losses.GRADIENTS,
         **views.GRADIENTS,
         **indexing.GRADIENTS,
     }
