@@ -14,7 +14,21 @@ from smelt.autodiff.activity import replace_in
 from smelt.autodiff.flow import INFINITE, Network
 from smelt.autodiff.joint import Joint
 from smelt.diag import SmeltError
-from smelt.ir import STATE_OPS, Arg, Graph, Node, Region, TensorType, Value, map_values, values_in
+from smelt.ir import (
+    BOOL,
+    FLOAT,
+    INT,
+    STATE_OPS,
+    Arg,
+    Graph,
+    ListType,
+    Node,
+    Region,
+    TensorType,
+    Value,
+    map_values,
+    values_in,
+)  # fmt: skip
 from smelt.ir.nodes import clone_node
 from smelt.ops.catalogue import record_of
 from smelt.ops.effects import effects
@@ -24,6 +38,9 @@ from smelt.ops.sets import where
 from smelt.ops.torch_gradients import NAME
 
 _CHEAP_KINDS = where(Trait.BY_ELEMENTS) | where(Trait.SAME_VALUES) | where(Trait.TYPE_ONLY) | where(Trait.CONSTANT_FILL)
+
+_UNKNOWN = 1 << 40
+"""The cost of what has as many bytes as data say: it is saved where nothing else can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +142,10 @@ def _cost(value: Value, primals: Sequence[Value]) -> int:
     """What it takes to save a value: bytes, and one more: of equal cuts the one of fewer tensors is taken."""
     if value in primals:
         return 1
+    if value.type in (INT, FLOAT, BOOL):
+        return 1
     if not isinstance(value.type, TensorType) or not value.type.is_static:
-        return INFINITE
+        return _UNKNOWN if isinstance(value.type, TensorType | ListType) else INFINITE
     if value.node is not None and _is_view(value.node):
         return INFINITE
     return _nbytes(value) + 1
@@ -134,8 +153,7 @@ def _cost(value: Value, primals: Sequence[Value]) -> int:
 
 def _nbytes(value: Value) -> int:
     type_ = value.type
-    assert isinstance(type_, TensorType)
-    return type_.numel * type_.dtype.itemsize
+    return type_.numel * type_.dtype.itemsize if isinstance(type_, TensorType) and type_.is_static else 0
 
 
 def is_cheap(node: Node) -> bool:

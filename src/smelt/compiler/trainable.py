@@ -86,7 +86,7 @@ class Trainable:
 
     def run_forward(self, inputs: Tensors, outputs: list[Any]) -> tuple[tuple[Any, ...], list[Any]]:
         """The results that have gradients, and what the backward half takes; the others go into `outputs`."""
-        given = [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]
+        given = [x.detach() if isinstance(x, torch.Tensor) and x.requires_grad else x for x in inputs]
         found = self.forward(given)
         count = self.halves.count
         outputs[:] = found[:count]
@@ -154,13 +154,15 @@ class _Node(torch.autograd.Function):
         kept = set(program.halves.kept)
         # For gradients of gradients alone: no reason to complain where they are written to meanwhile.
         ctx.others = [(i, x, x._version) for i, x in enumerate(inputs) if i not in kept and isinstance(x, torch.Tensor)]
-        ctx.save_for_backward(*saved)
+        ctx.save_for_backward(*(x for x in saved if isinstance(x, torch.Tensor)))
+        ctx.numbers = [None if isinstance(x, torch.Tensor) else (x,) for x in saved]
         return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         program: Trainable = ctx.program
-        saved = ctx.saved_tensors
+        tensors = iter(ctx.saved_tensors)
+        saved = [next(tensors) if number is None else number[0] for number in ctx.numbers]
         if all(grad is None for grad in grads):
             return (None, None, *(None for _ in program.requires))
         if torch.is_grad_enabled():

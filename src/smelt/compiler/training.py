@@ -37,6 +37,8 @@ class TrainingUnit(Unit):
         """Make the plans for inputs that require gradients as these do. Raises: NeedsGradients where there are none."""
         start = perf_counter()
         graph, self.state_places = state_as_inputs(self._with_casts())
+        # What goes out as it came in has the history that it has.
+        graph.body.set_yields(tuple(None if i in self.captured.returned else a for i, a in enumerate(graph.outputs)))
         inputs = self._inputs(args, kwargs)
         requires = [isinstance(x, torch.Tensor) and x.requires_grad for x in inputs]
         try:
@@ -75,6 +77,8 @@ class TrainingUnit(Unit):
             raise LeftAlone("anomaly detection names operators")
         inputs = self._inputs(args, kwargs)
         outputs = self.trainable(inputs)
+        for number, source in self.captured.returned.items():
+            outputs[number] = inputs[source] if isinstance(source, int) else self.lookup(*source)
         return self.signature.rebuild(outputs, args, kwargs)
 
 
