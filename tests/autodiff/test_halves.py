@@ -54,6 +54,11 @@ def test_what_is_cheap_is_not_saved() -> None:
     assert found.nbytes <= 4 * (5 * 16 + 5 * 16 + 2 * 5 * 4)
 
 
+def test_reshaped_operands_are_not_saved_twice() -> None:
+    found, _ = split(nn.GroupNorm(2, 4), torch.randn(3, 4, 5))
+    assert found.nbytes == 4 * (3 * 2 + 3 * 2)  # mean and variance: the operand is an input
+
+
 def test_random_numbers_are_not_drawn_twice() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return (x * torch.rand(4)).sin().sum()

@@ -37,7 +37,8 @@ from smelt.ops.registry import tags_of
 from smelt.ops.sets import where
 from smelt.ops.torch_gradients import NAME
 
-_CHEAP_KINDS = where(Trait.BY_ELEMENTS) | where(Trait.SAME_VALUES) | where(Trait.TYPE_ONLY) | where(Trait.CONSTANT_FILL)
+_CHEAP_TRAITS = (Trait.BY_ELEMENTS, Trait.SAME_VALUES, Trait.RESHAPES, Trait.TYPE_ONLY, Trait.CONSTANT_FILL)
+_CHEAP_KINDS = frozenset().union(*map(where, _CHEAP_TRAITS))
 
 _UNKNOWN = 1 << 40
 """The cost of what has as many bytes as data say: it is saved where nothing else can be."""
