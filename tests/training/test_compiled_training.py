@@ -32,7 +32,7 @@ class Net(nn.Module):
 class Normed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.conv, self.norm = nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.max_pool2d(torch.relu(self.norm(self.conv(x))), 2).flatten(1)

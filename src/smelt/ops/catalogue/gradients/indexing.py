@@ -211,9 +211,9 @@ def _of_part(name: str, view: str, *names: str) -> Gradient:
     return of_ranks(self=without, src=lambda b, call, grad: b.call(view, grad, *(call[n] for n in names)))
 
 
-def _nothing(b: Emitter, call: Call, results: tuple[Value, ...], grads: tuple[Value | None, ...]) -> Parts:
-    """Nothing of the operands is left in the result."""
-    return {}
+def _nothing(b: Emitter, call: Call, grad: Value) -> Arg:
+    """Nothing of the operand is left in the result: autograd gives zeros, not no gradient."""
+    return b.call("aten.zeros_like.default", call["self"])
 
 
 GRADIENTS: Mapping[str, Gradient] = {
@@ -244,9 +244,9 @@ GRADIENTS: Mapping[str, Gradient] = {
     "aten.diagonal_scatter.default": _of_part(
         "aten.diagonal_scatter.default", "aten.diagonal.default", "offset", "dim1", "dim2"
     ),
-    "aten.copy.default": of_ranks(src=same),
-    "aten.fill.Tensor": of_ranks(value=same),
-    "aten.fill.Scalar": _nothing,
-    "aten.zero.default": _nothing,
+    "aten.copy.default": of_ranks(self=_nothing, src=same),
+    "aten.fill.Tensor": of_ranks(self=_nothing, value=same),
+    "aten.fill.Scalar": of_ranks(self=_nothing),
+    "aten.zero.default": of_ranks(self=_nothing),
 }
 """Gradients of gathers and scatters, joins, pads, repeats, and of what fills a tensor."""
