@@ -85,7 +85,8 @@ def emit_operator(
     ctx: Context, node: Node, op: Any, args: Sequence[Any], strides: tuple[int, ...] | None = None
 ) -> None:
     """Call an overload for a node's results, natively if the dispatcher takes these arguments."""
-    is_flat = all(isinstance(r.type, TensorType) for r in node.results)
+    # A result that is none is an undefined tensor, of which nobody asks.
+    is_flat = all(isinstance(r.type, TensorType) or (r.type == NONE and not r.users) for r in node.results)
     takes_results = is_flat and len(raw_schema(op).returns) == len(node.results) and "autocast" not in node.mode
     if takes_results and dispatchable(op, args, lambda a: a.slot if isinstance(a, Use) else None):
         outs = tuple(ctx.result(r, strides) if r.users else None for r in node.results)

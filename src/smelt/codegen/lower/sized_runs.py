@@ -22,7 +22,7 @@ from smelt.codegen.lower.growing import Lists
 from smelt.codegen.lower.plain import is_number, is_plain_type
 from smelt.codegen.lower.python_nodes import emit_python
 from smelt.codegen.lower.python_parts import around, parts_of
-from smelt.ir import Node, Value
+from smelt.ir import NONE, Node, Value
 from smelt.ops.effects import effects
 
 
@@ -63,7 +63,9 @@ def _belongs(node: Node, made: set[Value], lists: Lists) -> bool:
         return False
     if any(_has_buffer(value, lists) for value in node.operands()):
         return False
-    types = [v.type for v in (*node.operands(), *node.results)]
+    # A result that is none, and that nobody uses, is an undefined tensor.
+    results = [r for r in node.results if r.type != NONE or r.users]
+    types = [v.type for v in (*node.operands(), *results)]
     if all(is_number(t) or is_plain_type(t) for t in types):
         return node.op.startswith("py.") and all(map(is_number, types)) and any(v in made for v in node.operands())
     return True

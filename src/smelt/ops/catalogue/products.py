@@ -199,21 +199,20 @@ def _einsums() -> Iterator[Sample]:
 
 
 def _lower_padding(n: int) -> Lowering:
-    """A convolution that pads to the same size, more at the end than at the start, of an operand that is padded."""
+    """A convolution padded by numbers; of an operand that is padded where the same size needs more at the end."""
 
     def lower(b: Emitter, call: Call) -> Arg | None:
+        if call["padding"] not in ("same", "valid"):
+            return None
+        is_same, dilation = call["padding"] == "same", _per_axis(call["dilation"], n)
         kernel = tensor_type(call["weight"]).sizes[2:]
-        if call["padding"] != "same":
-            return None
-        totals = [d * (k - 1) for k, d in zip(kernel, _per_axis(call["dilation"], n), strict=True)]
-        if all(total % 2 == 0 for total in totals):
-            return None
+        totals = [d * (k - 1) if is_same else 0 for k, d in zip(kernel, dilation, strict=True)]
         ends = tuple(end for total in reversed(totals) for end in (0, total % 2))
-        padded = b.call("aten.constant_pad_nd.default", call["input"], ends, 0)
+        image = b.call("aten.constant_pad_nd.default", call["input"], ends, 0) if any(ends) else call["input"]
         both = tuple(total // 2 for total in totals)
         return b.call(
             f"aten.conv{n}d.default",
-            padded, call["weight"], call["bias"], call["stride"], both, call["dilation"], call["groups"],
+            image, call["weight"], call["bias"], call["stride"], both, call["dilation"], call["groups"],
         )  # fmt: skip
 
     return lower

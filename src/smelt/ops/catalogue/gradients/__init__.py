@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from smelt.ops.catalogue.gradients import indexing, losses, norms, pointwise, reductions, views
+from smelt.ops.catalogue.gradients import indexing, losses, norms, pointwise, products, reductions, views
 from smelt.ops.record import Gradient
 
 GRADIENTS: Mapping[str, Gradient] = MappingProxyType(
@@ -21,5 +21,6 @@ GRADIENTS: Mapping[str, Gradient] = MappingProxyType(
         **losses.GRADIENTS,
         **views.GRADIENTS,
         **indexing.GRADIENTS,
+        **products.GRADIENTS,
     }
 )
