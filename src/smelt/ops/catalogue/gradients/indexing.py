@@ -23,6 +23,7 @@ from smelt.ops.catalogue.gradients.parts import (
     sizes_of,
     tensors_in,
     times,
+    zeros,
     zeros_beside,
 )
 from smelt.ops.record import Call, Emitter, Gradient, Parts, tensor_type
@@ -140,7 +141,7 @@ def _of_cat(b: Emitter, call: Call, results: tuple[Value, ...], grads: tuple[Val
     if grad is None or not has_sizes(call, grad):
         return None
 
-    def made() -> tuple[Value | None, ...]:
+    def made() -> tuple[Value, ...]:
         if len(kinds) == 1:
             return (grad,)
         dim, rank = call["dim"], rank_of(grad)
@@ -148,7 +149,7 @@ def _of_cat(b: Emitter, call: Call, results: tuple[Value, ...], grads: tuple[Val
         left_out = [len(kind.sizes) != rank for kind in kinds]
         lengths = tuple(0 if out else kind.sizes[dim] for out, kind in zip(left_out, kinds, strict=True))
         parts = b.calls("aten.split_with_sizes.default", grad, lengths, dim)
-        return tuple(None if out else part for out, part in zip(left_out, parts, strict=True))
+        return tuple(zeros(b, kind) if out else part for kind, out, part in zip(kinds, left_out, parts, strict=True))
 
     return {"tensors": made}
 
@@ -211,7 +212,7 @@ def _of_part(name: str, view: str, *names: str) -> Gradient:
     return of_ranks(self=without, src=lambda b, call, grad: b.call(view, grad, *(call[n] for n in names)))
 
 
-def _nothing(b: Emitter, call: Call, grad: Value) -> Arg:
+def _nothing(b: Emitter, call: Call, grad: Value) -> Value:
     """Nothing of the operand is left in the result: autograd gives zeros, not no gradient."""
     return b.call("aten.zeros_like.default", call["self"])
 
