@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from smelt.ir import Arg, DType, Value
+from smelt.ir import DType, Value
 from smelt.ir.sizes import equals
 from smelt.ops.catalogue.gradients.parts import (
     count,
