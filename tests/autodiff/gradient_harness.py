@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -73,11 +74,13 @@ def called(name: str, sample: Sample, tensors: Sequence[Tensor]) -> list[Tensor]
 
 
 def check_gradients(
-    name: str, sample: Sample, *, second: bool = True, rtol: float = 1e-9, fixed: Sequence[str] = ()
-) -> int:
+    name: str, sample: Sample, *, second: bool = True, rtol: float = 1e-9, fixed: Sequence[str] = (),
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> int:  # fmt: skip
     """Compare with autograd; how many nodes of torch's own backward the gradient's graph has.
 
     second: gradients of gradients, too. fixed: arguments that torch wants without gradients, beside moving averages.
+    around: what eager runs in.
     A call that has no gradients is not compared: -1.
     """
     sample = Sample(in_f64(tuple(sample.args)), {k: in_f64(v) for k, v in sample.kwargs.items()})
@@ -88,7 +91,8 @@ def check_gradients(
         for i, t in enumerate(tensors)
     ]
     torch.manual_seed(0)
-    results = called(name, sample, leaves)
+    with around():
+        results = called(name, sample, leaves)
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     outputs = [r for r in results if r.requires_grad]
     if not wanted or not outputs:

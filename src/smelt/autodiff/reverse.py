@@ -14,8 +14,10 @@ from smelt.autodiff.shapes import fitted
 from smelt.diag import SmeltError
 from smelt.ir import STATE_OPS, Arg, Node, Region, TensorType, TupleType, Value, print_node, values_in
 from smelt.ops.catalogue import gradient_of, record_of
+from smelt.ops.catalogue.gradients.forms import FORMS
 from smelt.ops.effects import effects
-from smelt.ops.lowering import GraphEmitter, lower
+from smelt.ops.lowering import GraphEmitter, write
+from smelt.ops.record import Lowering
 from smelt.ops.registry import arguments_of, schema_of
 from smelt.ops.torch_gradients import NAME
 
@@ -72,7 +74,7 @@ class Reverse:
     # --- nodes
 
     def expand(self, region: Region) -> None:
-        """Put exact spellings in simpler operators in place of composites that have no gradient of their own."""
+        """Put forms that have gradients in place of composites that have none of their own."""
         for node in list(region):
             for inner in node.regions:
                 self.expand(inner)
@@ -80,13 +82,13 @@ class Reverse:
                 self._expand(node)
 
     def _expand(self, node: Node) -> None:
-        record = record_of(node.op)
-        if record is None or record.vjp is not None or record.lower is None or not record.exact or node.mode:
+        form = FORMS.get(node.op) or _exact_lowering(node)
+        if form is None or node.mode:
             return
         builder = self.emitter.builder
         before = node.prev
         with builder.at(node):
-            parts = lower(node, self.emitter, exact=True)
+            parts = write(node, self.emitter, form)
         if parts is None or len(parts) != _count(node):
             return
         region = node.parent
@@ -192,6 +194,11 @@ class Reverse:
         made = self.emitter.calls(NAME, node.op, positions, tuple(grads), tuple(node.kwargs), *args)
         for i, grad in zip(positions, made, strict=True):
             self.add(given[i], grad)
+
+
+def _exact_lowering(node: Node) -> Lowering | None:
+    record = record_of(node.op)
+    return None if record is None or record.vjp is not None or not record.exact else record.lower
 
 
 def _count(node: Node) -> int:

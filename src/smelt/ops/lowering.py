@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from smelt.diag import InternalError
 from smelt.ir import NONE, Arg, Builder, Node, TupleType, Value
 from smelt.ops.catalogue import record_of
+from smelt.ops.record import Lowering
 from smelt.ops.registry import arguments_of, normalize, schema_of
 from smelt.ops.typing import infer
 
@@ -48,10 +49,17 @@ def lower(node: Node, emitter: GraphEmitter, *, exact: bool = False) -> tuple[Ar
     Raises: InternalError where the lowering's types are not those of the node.
     """
     record = record_of(node.op)
-    schema = schema_of(node.op)
-    if record is None or record.lower is None or schema is None or (exact and not record.exact):
+    if record is None or record.lower is None or (exact and not record.exact):
         return None
-    lowered = record.lower(emitter, arguments_of(schema, node.args, node.kwargs))
+    return write(node, emitter, record.lower)
+
+
+def write(node: Node, emitter: GraphEmitter, lowering: Lowering) -> tuple[Arg, ...] | None:
+    """The same by a lowering that is given."""
+    schema = schema_of(node.op)
+    if schema is None:
+        return None
+    lowered = lowering(emitter, arguments_of(schema, node.args, node.kwargs))
     if lowered is None:
         return None
     parts = lowered if isinstance(lowered, tuple) else (lowered,)

@@ -36,16 +36,16 @@ def _attention_draws(call: Call) -> bool:
     return not (type(call["dropout_p"]) in (int, float) and call["dropout_p"] == 0)
 
 
-def _attention_type(call: Call) -> tuple[Type, ...] | None:
-    """Strides as the kernel that torch chooses here leaves them: asked of torch on memory that is never touched."""
+def takes_flash_attention(call: Call) -> bool:
+    """Whether torch takes its flash kernel for a call here: asked of torch on memory that is never touched."""
     query, key, value = (tensor_type(call[n]) for n in ("query", "key", "value"))
     mask = tensor_type(call["attn_mask"]) if call["attn_mask"] is not None else None
     types = [query, key, value, *([mask] if mask is not None else [])]
     if query.device != "cpu" or any(not t.is_static for t in types) or query.rank != 4:
-        return None
+        return False
     choose = find_overload("aten._fused_sdp_choice.default")
     if choose is None or not isinstance(call["dropout_p"], (int, float)):
-        return None
+        return False
     tensors = [dummy_of(t) for t in types]
     with torch.no_grad():
         choice = choose(
@@ -56,10 +56,14 @@ def _attention_type(call: Call) -> tuple[Type, ...] | None:
             scale=call["scale"],
             enable_gqa=call["enable_gqa"],
         )
-    if choice != 1:
+    return bool(choice == 1)
+
+
+def _attention_type(call: Call) -> tuple[Type, ...] | None:
+    """Strides as the kernel that torch chooses here leaves them: the flash kernel's output lies as the query does."""
+    if not takes_flash_attention(call):
         return None
-    # The flash kernel's output lies in memory as the query does.
-    return (type_of(torch.empty_like(tensors[0])),)
+    return (type_of(torch.empty_like(dummy_of(tensor_type(call["query"])))),)
 
 
 def _is_channels_last(kind: TensorType) -> bool:

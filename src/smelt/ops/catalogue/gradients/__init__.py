@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from smelt.ops.catalogue.gradients import indexing, losses, norms, pointwise, products, reductions, views
+from smelt.ops.catalogue.gradients import (
+    attention,
+    indexing,
+    layers,
+    losses,
+    norms,
+    pointwise,
+    products,
+    reductions,
+    views,
+)
 from smelt.ops.record import Gradient
 
 GRADIENTS: Mapping[str, Gradient] = MappingProxyType(
@@ -22,5 +32,7 @@ GRADIENTS: Mapping[str, Gradient] = MappingProxyType(
         **views.GRADIENTS,
         **indexing.GRADIENTS,
         **products.GRADIENTS,
+        **attention.GRADIENTS,
+        **layers.GRADIENTS,
     }
 )
