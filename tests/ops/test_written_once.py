@@ -49,6 +49,8 @@ def test_few_tables_outside_the_catalogue_name_operators() -> None:
 def test_an_operator_stands_in_few_files(name: str, most: int) -> None:
     word = re.compile(rf"\b{name}\b")
     files = [p for p in SOURCES.rglob("*.py") if word.search(p.read_text(encoding="utf-8"))]
+    # A gradient is a slot of the record: it stands in the catalogue, beside it.
+    files = [p for p in files if p.parent.name != "gradients"]
     assert len(files) <= most, files
 
 

@@ -78,15 +78,6 @@ def halves(joint: Joint) -> Halves:
     return Halves(forward, backward, joint.count, tuple(kept), tuple(v.name for v in saved), nbytes)
 
 
-def backward_of(joint: Joint, found: Halves) -> Graph:
-    """The backward graph of a joint graph in which fewer outputs have gradients, from what is saved for all of them."""
-    graph = joint.graph
-    number = len(graph.inputs) - len(joint.differentiated)
-    values = {value.name: value for value in graph.values()}
-    inputs = [*(graph.inputs[i] for i in found.kept), *(values[name] for name in found.saved), *graph.inputs[number:]]
-    return extract(graph, f"{graph.name}_backward", inputs, graph.outputs[joint.count :], ())
-
-
 def _acts(node: Node) -> bool:
     found = effects(node)
     return bool(found.writes) or found.io or found.rng or found.stops or node.op in ("write", "expect")

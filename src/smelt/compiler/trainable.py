@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from smelt._torch.autocast import no_autocast
-from smelt.autodiff import Joint, backward_of, halves, joint_graph
+from smelt.autodiff import Joint, halves, joint_graph
 from smelt.codegen.lower import Lowered, lower
 from smelt.codegen.lower.result import Fresh
 from smelt.compiler.pipeline import optimized_graph
@@ -62,7 +62,7 @@ class Trainable:
         self.halves = found
         self.forward = Native(found.forward, options, code)
         self.backward = Native(found.backward, options, code)
-        self._partly: dict[tuple[int, ...], Native] = {}
+        self._absent: dict[tuple[int, ...], list[bool]] = {}
         self.differentiated = self._joint.differentiated
         aliased = [i for i in self.differentiated if not self.forward.is_fresh(i)]
         if aliased:
@@ -95,18 +95,18 @@ class Trainable:
     def run_backward(self, saved: Tensors, grads: Tensors) -> list[Any]:
         """A gradient for each input that needs one; None where it depends on no result that has a gradient."""
         laid = self._laid_out(grads)
-        return self._backward_for(grads)([*saved, *(grad for grad in laid if grad is not None)])
+        zeros = [_zeros(type_) if grad is None else grad for grad, type_ in zip(laid, self._types, strict=True)]
+        return self._present(self.backward([*saved, *zeros]), grads)
 
-    def _backward_for(self, grads: Tensors) -> Native:
-        """The backward half for results of which these have gradients."""
+    def _present(self, found: list[Any], grads: Tensors) -> list[Any]:
+        """Gradients, without those that come from zeros alone which stand for results without a gradient."""
         if all(grad is not None for grad in grads):
-            return self.backward
+            return found
         given = tuple(i for i, grad in zip(self.differentiated, grads, strict=True) if grad is not None)
-        found = self._partly.get(given)
-        if found is None:
-            joint = joint_graph(self.graph, self._wrt, given)
-            found = self._partly[given] = Native(backward_of(joint, self.halves), self.options, self._code)
-        return found
+        if given not in self._absent:
+            partly = joint_graph(self.graph, self._wrt, given)
+            self._absent[given] = [grad is None for grad in partly.graph.outputs[partly.count :]]
+        return [None if absent else grad for grad, absent in zip(found, self._absent[given], strict=True)]
 
     def run_backward_again(self, inputs: Tensors, grads: Tensors) -> list[Any]:
         """The same with a history of their own."""
@@ -119,14 +119,7 @@ class Trainable:
             self._again = Trainable(graph, requires, self.options, self._code)
         laid = self._laid_out(grads)
         zeros = [_zeros(type_) if grad is None else grad for grad, type_ in zip(laid, self._types, strict=True)]
-        found = self._again([*inputs, *zeros])
-        if any(grad is None for grad in grads):
-            # Nothing depends on what has no gradient: its zeros add nothing, and stand for none.
-            given = tuple(i for i, grad in zip(self.differentiated, grads, strict=True) if grad is not None)
-            partly = joint_graph(self.graph, self._wrt, given)
-            absent = [grad is None for grad in partly.graph.outputs[partly.count :]]
-            found = [None if is_absent else grad for grad, is_absent in zip(found, absent, strict=True)]
-        return found
+        return self._present(self._again([*inputs, *zeros]), grads)
 
     def _laid_out(self, grads: Tensors) -> list[Any]:
         """Gradients of results as the plan takes them: row-major ones, mostly, where autograd gives any."""

@@ -136,7 +136,7 @@ def joined(b: Emitter, pieces: Sequence[Value | None], kinds: Sequence[TensorTyp
     """Pieces side by side (op: `cat` or `stack`), zeros where there is none. Raises: ValueError where there is none."""
     present = [i for i, piece in enumerate(pieces) if piece is not None]
     if not present:
-        raise ValueError("no piece has a gradient")
+        raise ValueError("no item has a gradient")
     first, last = present[0], present[-1] + 1
     inner = tuple(
         p if p is not None else zeros(b, k) for p, k in zip(pieces[first:last], kinds[first:last], strict=True)
