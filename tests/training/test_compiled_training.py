@@ -347,30 +347,6 @@ def test_autocast() -> None:
             torch.testing.assert_close(q.grad, p.grad, rtol=0.1, atol=2e-2)
 
 
-def test_autocast_and_no_grad_together() -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.map = nn.Linear(8, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.map(x)
-            with torch.no_grad():
-                scale = y.float().square().mean()
-            return y * scale
-
-    model, other, compiled = pair(Scaled)
-    x = torch.randn(6, 8)
-    for _ in range(3):
-        for m in (model, compiled):
-            m.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = m(x).float().sum()
-            loss.backward()
-        torch.testing.assert_close(other.map.bias.grad, model.map.bias.grad, rtol=0.05, atol=1e-2)
-    assert is_compiled(compiled)
-
-
 def test_other_sizes() -> None:
     model, other, compiled = pair(Net)
     for n in (3, 5, 5, 3, 7):
@@ -397,42 +373,6 @@ def test_paths() -> None:
             found.append((x.grad, w.grad))
         assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
     assert is_compiled(compiled) and compiled.stats().builds == 1
-
-
-def test_loops() -> None:
-    """Long, and over a count that data give: one build, eager's gradients. Ended by data: eager."""
-
-    def long(x: Tensor, w: Tensor) -> Tensor:
-        for _ in range(100):
-            x = torch.tanh(x @ w)
-        return x.sum()
-
-    def until(x: Tensor, w: Tensor) -> Tensor:
-        n = 0
-        while x.abs().sum() > 0.5 and n < 20:
-            x = torch.tanh(x @ w) * 0.5
-            n += 1
-        return x.sum()
-
-    def counted(x: Tensor, w: Tensor) -> Tensor:
-        for _ in range(int(x.abs().sum())):
-            x = torch.sin(x @ w)
-        return x.sum()
-
-    for program in (long, counted):
-        compiled = smelt.compile(program, options={"train": True})
-        for step in range(4):
-            x, w = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(step))
-            found = []
-            for f in (program, compiled):
-                a, b = x.clone().requires_grad_(), w.clone().requires_grad_()
-                f(a, b).backward()
-                found.append((a.grad, b.grad))
-            torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
-        assert is_compiled(compiled) and compiled.stats().builds == 1, compiled.stats()
-    _told(
-        smelt.compile(until, options={"train": True}), *torch.ones(2, 3, 3).requires_grad_(), match="its path depends"
-    )
 
 
 def test_writes_where_autograd_does_not_look() -> None:
