@@ -8,6 +8,9 @@ from smelt.ir import UNKNOWN_DIM, Arg, Device, DType, TensorType, Type, Value
 from smelt.ops.record import Call, Emitter, OpRecord, Samples, Trait, library, sample, tensor_type
 from smelt.ops.samples import bools, fixed, floats, ints, strided
 
+BY_INDEX = "aten.index_select.default"
+"""What passes write to take slices of a tensor by their numbers."""
+
 _INDEX = torch.tensor([2, 0, 2])
 _GRID = torch.tensor([[0, 1, 2, 0], [2, 0, 1, 1]])
 
@@ -78,7 +81,7 @@ def _pads() -> Samples:
 
 INDEXING: tuple[OpRecord, ...] = (
     OpRecord(
-        "aten.index_select.default",
+        BY_INDEX,
         "torch.index_select",
         fixed(lambda: [sample(floats(3, 4), 0, _INDEX), sample(strided(4, 3), 1, _INDEX)]),
         may_throw=True,

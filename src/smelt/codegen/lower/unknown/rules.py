@@ -29,6 +29,7 @@ from smelt.codegen.lower.unknown.values import (
 )
 from smelt.codegen.lower.unknown.views import dim_of
 from smelt.ir import Arg, MemoryFormat, Node, TensorType, Value, map_values
+from smelt.ops.catalogue.indexing import BY_INDEX
 from smelt.ops.raises import is_division
 from smelt.ops.record import Trait
 from smelt.ops.registry import overload, tags_of
@@ -270,7 +271,7 @@ RULES: dict[str, Rule] = {
     "aten.where.default": selecting.columns_of_positions,
     "aten.masked_select.default": selecting.selected_by_mask,
     "aten.index.Tensor": selecting.index_by_tensors,
-    selecting.BY_INDEX: selecting.select_by_index,
+    BY_INDEX: selecting.select_by_index,
     "aten.embedding.default": selecting.rows_of_table,
     "aten.index_put.default": selecting.index_written,
     "aten.index_add.default": selecting.index_added,

@@ -26,6 +26,7 @@ from smelt.codegen.lower.unknown.values import (
     type_of,
 )
 from smelt.ir import Arg, Node, Value
+from smelt.ops.catalogue.indexing import BY_INDEX
 
 if TYPE_CHECKING:
     from smelt.codegen.lower.unknown.rewriting import Rewriting
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 Call: TypeAlias = Mapping[str, Arg]
 Rule: TypeAlias = "Callable[[Rewriting, Node, Call], Sequence[Held]]"
 Tensor: TypeAlias = "Padded | Value"
-BY_INDEX = "aten.index_select.default"
 
 
 def tensor_of(r: Rewriting, arg: Arg) -> Tensor:
