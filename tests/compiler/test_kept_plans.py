@@ -23,6 +23,7 @@ from smelt.codegen.lower.static_program import StaticProgram
 from smelt.compiler import Unit, kept_plans, source_digest
 from smelt.diag import SmeltWarning
 from smelt.runtime.cache import CodeCache, list_cache
+from smelt.runtime.plan import Bump
 
 pytestmark = pytest.mark.skipif(host_isa() is None, reason="own kernels are not built here")
 
@@ -147,6 +148,15 @@ def test_weights_that_change_are_seen(kind: str, tmp_path: Path) -> None:
             for parameter in model.parameters():
                 change(parameter)
             torch.testing.assert_close(call(program, x), model(x), rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_an_update_in_place_is_one_from_disk_too(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        model, x = made("writes", seed)
+        _, unit = called(model, x, tmp_path)
+        assert unit.is_from_disk == bool(seed) and unit.lowered is not None
+        assert sum(isinstance(i, Bump) for i in unit.lowered.plan.instructions) == 1
+        assert model.calls.tolist() == [2.0] * 3 and model.calls._version == 2
 
 
 def test_weights_that_change_before_they_are_packed(tmp_path: Path) -> None:

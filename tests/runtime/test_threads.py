@@ -13,7 +13,7 @@ import torch
 from smelt._torch import shim
 from smelt.runtime import encode, schedule
 from smelt.runtime.executable import Executable
-from smelt.runtime.plan import ArenaTensor, Dispatch, Empty, Instruction, Launch, Plan, PyCall, Release, Use, View
+from smelt.runtime.plan import ArenaTensor, Bump, Dispatch, Empty, Instruction, Launch, Plan, PyCall, Release, Use, View
 from smelt.runtime.schedule import Enter, Group, Leave, Single
 from smelt.runtime.table import Op, TeamWord
 from smelt.runtime.threads import team_words
@@ -67,7 +67,7 @@ def test_a_last_chunk_that_is_not_whole(machine_code: bytes, items: int) -> None
     """Every item runs, and none behind the last."""
     sink, x = torch.empty(items + 64, N), torch.randn(items + 64, N)
     steps = (rows(2, 0, N, items, item_ns=LONG * ITEMS / items), Empty(1, (1, N), (N, 1), f32), rows(1, 2, N, 1))
-    executable = Executable(Plan(3, (0,), (1,), steps, held=((2, sink),)), machine_code)
+    executable = Executable(Plan(3, (0,), (1,), (*steps, Bump(2)), held=((2, sink),)), machine_code)
     for count in (1, 2, 4):
         torch.set_num_threads(count)
         for _ in range(5):
@@ -288,7 +288,8 @@ def test_scratch_of_threads_at_once_lies_apart(machine_code: bytes) -> None:
 
     counter = torch.zeros(1, dtype=torch.int64)
     launch = Launch(built(_MEET), (1, 0), (), 2, refused, (0, 1), 1e6, scratch_nbytes=1000)
-    executable = Executable(Plan(2, (0,), (1,), (Empty(1, (4,), (1,), torch.int64), launch)), machine_code)
+    steps = (Empty(1, (4,), (1,), torch.int64), launch, Bump(0))
+    executable = Executable(Plan(2, (0,), (1,), steps), machine_code)
     torch.set_num_threads(2)
     for _ in range(100):
         counter.zero_()

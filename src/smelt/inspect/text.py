@@ -33,6 +33,7 @@ _WORDS = {
     "view": "no work",
     "static": "known before the call",
     "copy": "a copy into what is written",
+    "in place": "a write of what a kernel has put there already",
     "block": "a branch or a loop",
     "packed": "weights in the layout that a kernel reads",
     "arena": "memory for what a call computes meanwhile",

@@ -13,9 +13,11 @@ from smelt.runtime.control import blocks_of
 from smelt.runtime.plan import (
     ARENA_ALIGNMENT,
     Branch,
+    Bump,
     Dispatch,
     End,
     Exit,
+    Expect,
     Instruction,
     Launch,
     Loop,
@@ -36,13 +38,15 @@ def _bad(what: str) -> InternalError:
 
 
 def check_plan(plan: Plan) -> None:
-    """Slots are defined once, before use, and released at most once; outputs are owned and alive; the arena fits.
+    """Slots are defined once, before use, and released at most once; outputs are owned and alive; the arena fits; what
+    launches write of the caller's is counted in its version, and no run ends as a miss behind that.
 
     Raises: InternalError that names the instruction.
     """
     lent = _lent_slots(plan)
     blocks_of(plan.instructions)
     known = _Known(plan, lent)
+    callers = _Callers(plan)
     for index, instruction in enumerate(plan.instructions):
         where = f"instruction {index} ({type(instruction).__name__})"
         for slot in uses_of(instruction):
@@ -52,7 +56,9 @@ def check_plan(plan: Plan) -> None:
             raise _bad(f"{where} has {len(instruction.outs)} outs, but {instruction.op} returns another number")
         if isinstance(instruction, Launch):
             _check_launch(where, instruction)
+        callers.enter(where, instruction)
         known.enter(where, instruction)
+    callers.finish()
     alive = known.alive | known.given
     roots = {i.dst: i.src for i in plan.instructions if isinstance(i, View)}
     for slot in plan.outputs:
@@ -132,6 +138,46 @@ class _Known:
             else:
                 self.alive.add(slot)
                 self._ever.add(slot)
+
+
+class _Callers:
+    """Which of the caller's tensors launches have written to, and whether that was counted."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._roots = {i.dst: i.src for i in plan.instructions if isinstance(i, View)}
+        held = {slot for slot, _ in plan.held}
+        self._callers = {*plan.inputs, *held} - plan.fixed
+        self._kept = plan.fixed & held
+        self._written: set[int] = set()
+        self._counted: set[int] = set()
+
+    def enter(self, where: str, instruction: Instruction) -> None:
+        """Note what an instruction does. Raises: InternalError."""
+        match instruction:
+            case Launch(buffers=buffers, writes=writes):
+                for root in (self._root(buffers[i]) for i in writes):
+                    if root in self._kept:
+                        raise _bad(f"{where} writes slot {root}, a constant")
+                    if root in self._callers:
+                        self._written.add(root)
+            case Bump(slot=slot):
+                if slot not in self._written:
+                    raise _bad(f"{where} counts a write to slot {slot}, which no launch before it made")
+                self._counted.add(slot)
+            case Expect() if self._written:
+                raise _bad(f"{where} may end the run behind a launch that writes a tensor of the caller")
+            case _:
+                pass
+
+    def finish(self) -> None:
+        """Raises: InternalError for a write that is not counted."""
+        for slot in self._written - self._counted:
+            raise _bad(f"slot {slot} of the caller is written by a launch, and no Bump counts that")
+
+    def _root(self, slot: int) -> int:
+        while slot in self._roots:
+            slot = self._roots[slot]
+        return slot
 
 
 def _check_launch(where: str, launch: Launch) -> None:

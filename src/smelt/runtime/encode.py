@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from smelt._torch import shim, stable
+from smelt._torch.tensor_layout import tensor_layout
 from smelt.runtime.encode_blocks import BlockRecords
 from smelt.runtime.encode_records import Missing
 from smelt.runtime.encoded import Encoded, Later, Shared, Team
@@ -21,6 +22,7 @@ from smelt.runtime.frame_template import FrameTemplate
 from smelt.runtime.launches import Launches
 from smelt.runtime.plan import (
     Blit,
+    Bump,
     Call,
     CheckLayout,
     Copy,
@@ -222,6 +224,11 @@ class _Encoder(BlockRecords):
             case Copy(dst=dst, src=src):
                 self.call("aoti_torch_copy_", [self.cell_of[dst], self.cell_of[src], Cell.ZERO])
                 self.counts += Counts(library=1)
+            case Bump(slot=slot):
+                layout = tensor_layout()
+                if layout is None:
+                    raise Missing("version counter")
+                self.emit(Op.BUMP, self.cell_of[slot], frame.const(layout.version), frame.const(layout.count))
             case View(dst=dst, src=src, sizes=sizes, strides=strides, offset=offset):
                 words = [self.cell_of[src], frame.const(len(sizes)), self.ints(sizes), self.ints(strides)]
                 words += [frame.const(offset), frame.address_of(self.cell_of[dst])]

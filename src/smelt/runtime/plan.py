@@ -301,6 +301,17 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class Bump:
+    """Count one more write in the version of a tensor that a launch has written to, as `Copy` does of its own.
+
+    Inference tensors have no version. The tensor is an input or the program's live state, which no other input, and no
+    other live state, shares memory with.
+    """
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """Delete owned handles at their last use."""
 
@@ -326,7 +337,8 @@ class Launch:
 
     `args` of the kernel are the addresses of the first elements of `buffers`, then `words` (sizes, strides in elements,
     doubles as their bits; int64). It writes into `buffers[i]` for `i` in `writes`; all slots exist before (an arena
-    slot, or `Empty`). With no items nothing runs. A kernel returns 0, or a positive number when it refuses the data (an
+    slot, `Empty`, or an input or live state that a `Bump` follows for; behind those nothing may end the run as a
+    miss). With no items nothing runs. A kernel returns 0, or a positive number when it refuses the data (an
     index out of range): then, and where no machine code runs, `eager` is called with the tensors of all buffers in
     order. It does the same in torch, writes included, or raises eager's error.
 
@@ -433,8 +445,8 @@ class End:
 Control: TypeAlias = Branch | Otherwise | Loop | Exit | End
 CONTROL = (Branch, Otherwise, Loop, Exit, End)
 Instruction: TypeAlias = (
-    Call | Empty | View | CheckLayout | Dispatch | PyCall | Copy | Release | Launch | Scalar | Load | Blit | Expect
-    | Control
+    Call | Empty | View | CheckLayout | Dispatch | PyCall | Copy | Bump | Release | Launch | Scalar | Load | Blit
+    | Expect | Control
 )  # fmt: skip
 Kind: TypeAlias = Literal["int", "float", "bool", "object"]
 NUMBER_DTYPES: dict[Kind, torch.dtype] = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
@@ -515,7 +527,7 @@ def uses_of(instruction: Instruction) -> tuple[int, ...]:
             return instruction.uses
         case View(src=src):
             return (src,)
-        case CheckLayout(slot=slot):
+        case CheckLayout(slot=slot) | Bump(slot=slot):
             return (slot,)
         case PyCall(args=args):
             return args

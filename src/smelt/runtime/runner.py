@@ -31,6 +31,7 @@ from smelt.runtime.native import NativeEntry
 from smelt.runtime.plan import (
     Blit,
     Branch,
+    Bump,
     CheckLayout,
     Empty,
     End,
@@ -364,7 +365,7 @@ def entry_context(call: Callable[..., Any]) -> EntryContext | None:
 
 
 _SHORT_NS = 10_000.0
-_QUICK = (Empty, View, CheckLayout, Release, Scalar, Load, Blit, Expect, Branch, Otherwise, End)
+_QUICK = (Empty, View, CheckLayout, Release, Scalar, Load, Blit, Bump, Expect, Branch, Otherwise, End)
 
 
 def _calls_on_numbers(plan: Plan) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from smelt.runtime.launches import Launches
-from smelt.runtime.plan import Empty, Launch, Plan, Release, View, outs_of, uses_of
+from smelt.runtime.plan import Bump, Empty, Launch, Plan, Release, View, outs_of, uses_of
 from smelt.runtime.table import MAX_CHUNKS
 
 CHUNK_NS = 10_000.0
@@ -147,6 +147,9 @@ class _Conflicts:
         self._views = {i.dst: i.src for i in plan.instructions if isinstance(i, View)}
         self._lives = self._lifetimes() if any_offsets and launches.spots else None
         self._made = {i.dst for i in plan.instructions if isinstance(i, Empty)}
+        self._lent = {*plan.inputs, *(slot for slot, _ in plan.held)}
+        # What launches write of it shares memory with no other of it (`Bump`).
+        self._apart = {i.slot for i in plan.instructions if isinstance(i, Bump)}
 
     def any(self, index: int, group: Iterable[int]) -> bool:
         """Whether the launch conflicts with one of a group."""
@@ -201,6 +204,8 @@ class _Conflicts:
             return last < begin or end < first
         if in_arena[0] is not None and in_arena[1] is not None:
             return in_arena[0][0] < in_arena[1][1] and in_arena[1][0] < in_arena[0][1]
+        if {a, b} <= self._lent and not self._apart.isdisjoint((a, b)):
+            return False
         # Inputs, live state and what libraries return may be views of each other; the rest is nobody else's.
         return not any(slot in self._arena or slot in self._made or slot in self._plan.fixed for slot in (a, b))
 

@@ -19,6 +19,7 @@ from smelt.runtime.plan import (
     NUMBER_DTYPES,
     ArenaTensor,
     Blit,
+    Bump,
     Call,
     CheckLayout,
     Copy,
@@ -64,6 +65,8 @@ def python_step(instruction: Instruction) -> PyCall:
             return _dispatched(instruction)
         case Copy(dst=dst, src=src):
             return PyCall(lambda d, s: d.copy_(s), (dst, src), ())
+        case Bump(slot=slot):
+            return PyCall(_bumped, (slot,), ())
         case Launch():
             return PyCall(_launched(instruction), instruction.buffers, ())
         case Scalar():
@@ -240,12 +243,18 @@ def _regrouped(call: Call) -> Callable[..., Any]:
     return run
 
 
+def _bumped(tensor: torch.Tensor) -> None:
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
+
+
 def _launched(launch: Launch) -> Callable[..., Any]:
-    eager = launch.eager
+    eager, writes = launch.eager, frozenset(launch.writes)
 
     def run(*tensors: torch.Tensor) -> None:
         if launch.items:
-            eager(*tensors)
+            # Like a kernel, it counts in no version.
+            eager(*(t.data if i in writes else t for i, t in enumerate(tensors)))
 
     return run
 

@@ -16,6 +16,8 @@ hold an address inside the frame itself are filled once, when the frame is made.
     MOVE        dst, src                     the same, then frame[src] = 0
     POKE        at, src                      *(i64*)frame[at] = frame[src]
     CHECK       slot, ndim (a number), sizes, strides, dtype (0: any)      else ends with LAYOUT
+    BUMP        slot, version, count         add 1 to the version counter of the tensor: frame[count] bytes behind the
+                                             address that stands frame[version] bytes in, if that is not 0
     RELEASE     n (a number), cells...       delete handles that are not null, set null
     DISPATCH    fn, name, overload, stack, version, first, n, nouts (the last three numbers)
                 the n cells from `first` are the stack; consumed inputs become 0 whatever happens
@@ -82,6 +84,7 @@ class Op(IntEnum):
     BLIT = 24
     EXPECT = 25
     STEP = 26
+    BUMP = 27
 
 
 class Arith(IntEnum):

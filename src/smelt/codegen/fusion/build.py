@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 
 from smelt.codegen.fusion.index import Idx, NeedSplit, Unfusible
 from smelt.codegen.fusion.parts import Part, is_apart, part_of
@@ -28,11 +29,17 @@ class Built:
 
 
 def build(
-    roots: Sequence[Value], inside: frozenset[Value], rules: Mapping[str, Rule], where: Where, into: Where
+    roots: Sequence[Value],
+    inside: frozenset[Value],
+    rules: Mapping[str, Rule],
+    where: Where,
+    into: Where,
+    sources: Mapping[Value, Value] = MappingProxyType({}),
 ) -> Built:
     """The nest that computes and stores `roots`, of the values `inside` them; all others are loaded.
 
-    where, into: the memory of loaded, and of stored values. Raises: Unfusible.
+    where, into: the memory of loaded, and of stored values. sources: what is stored for roots of which the rest is
+    there already. Raises: Unfusible.
     """
     for root in roots:
         if not isinstance(root.type, TensorType) or root.type.numel == 0:
@@ -41,16 +48,17 @@ def build(
     for _ in range(_ATTEMPTS):
         pull = Pull(inside, rules, where, splits)
         try:
-            return _attempt(pull, roots, into)
+            return _attempt(pull, roots, into, sources)
         except NeedSplit as need:
             number, factors = pull.split(need)
             splits[number] = factors
     raise Unfusible("its loops would have to be split too often")
 
 
-def _attempt(pull: Pull, roots: Sequence[Value], into: Where) -> Built:
-    parts = {root: part for root in roots if root.node is not None and (part := part_of(root.node)) is not None}
-    sizes = {root: parts[root].sizes if root in parts else _type(root).sizes for root in roots}
+def _attempt(pull: Pull, roots: Sequence[Value], into: Where, sources: Mapping[Value, Value]) -> Built:
+    stored = {root: sources.get(root, root) for root in roots}
+    parts = {root: part for root, v in stored.items() if v in pull.inside and (part := _part(v)) is not None}
+    sizes = {root: parts[root].sizes if root in parts else _type(stored[root]).sizes for root in roots}
     with blind():  # what cannot be told apart at all sizes has no common loops either
         ordered = sorted(roots, key=lambda r: -prod(sizes[r]))
     first = sizes[ordered[0]]
@@ -60,8 +68,12 @@ def _attempt(pull: Pull, roots: Sequence[Value], into: Where) -> Built:
         if root in parts:
             _store_part(pull, root, parts[root], at, into(root), alone=len(roots) == 1)
         else:
-            pull.store(into(root), _type(root).dtype, at, pull.element(root, at))
+            pull.store(into(root), _type(root).dtype, at, pull.element(stored[root], at))
     return Built(finished(pull), tuple(pull.buffers))
+
+
+def _part(value: Value) -> Part | None:
+    return None if value.node is None else part_of(value.node)
 
 
 def _store_part(pull: Pull, root: Value, part: Part, idx: Idx, memory: Memory, *, alone: bool) -> None:

@@ -67,7 +67,7 @@ def stages(nest: Nest) -> tuple[Stage, ...]:
         if len(joined) == 1:
             return (alone,)
         # One that refuses its data leaves all to torch, which raises as it would and needs all buffers.
-        return tuple(Stage(one, numbers) if _may_refuse(one) else _only_used(one, numbers, ()) for one in joined)
+        return tuple(Stage(one, numbers) if may_refuse(one) else _only_used(one, numbers, ()) for one in joined)
     chunk = _chunk_of_row(nest.inner[0]) if len(nest.inner) == 1 else _chunk(nest.inner)
     size = nest.inner[0]
     if is_symbolic(size) or is_symbolic(chunk):
@@ -86,7 +86,7 @@ def stages(nest: Nest) -> tuple[Stage, ...]:
     return _staged(nest, parts)
 
 
-def _may_refuse(nest: Nest) -> bool:
+def may_refuse(nest: Nest) -> bool:
     """Whether there are data for which a nest's kernel fails: a position out of range, a division by zero."""
     for part in (e for s in nest.body for x in expressions(s) for e in walk(x)):
         match part:

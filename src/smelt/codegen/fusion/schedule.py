@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
+from types import MappingProxyType
 
 from smelt.codegen.fusion.groups import Facts
 from smelt.codegen.fusion.parts import writes_parts
@@ -17,10 +18,16 @@ from smelt.diag import InternalError
 from smelt.ir import Graph, Node
 
 
-def schedule(graph: Graph, facts: Facts, units: Sequence[Sequence[Node]]) -> list[Node]:
+def schedule(
+    graph: Graph,
+    facts: Facts,
+    units: Sequence[Sequence[Node]],
+    behind: Mapping[Node, Sequence[Node]] = MappingProxyType({}),
+) -> list[Node]:
     """The graph's nodes, every unit in one piece, as near to the source's order as that allows.
 
-    A node in several units (computed again in each) stands with the first. Raises: InternalError for units that need
+    A node in several units (computed again in each) stands with the first. behind: units by their last nodes, with
+    nodes that are to stand before them where that can be. Raises: InternalError for units that need
     one another.
     """
     leader: dict[Node, Node] = {}
@@ -36,7 +43,7 @@ def schedule(graph: Graph, facts: Facts, units: Sequence[Sequence[Node]]) -> lis
         for one in needed:
             followers[one].append(head)
     missing = {head: len(needed) for head, needed in before.items()}
-    place = facts.order
+    place = {head: _place(head, facts, leader, behind) for head in pieces}
     heads = {place[head]: head for head in pieces}
     ready = [place[head] for head in pieces if not missing[head]]
     heapify(ready)
@@ -51,6 +58,15 @@ def schedule(graph: Graph, facts: Facts, units: Sequence[Sequence[Node]]) -> lis
     if len(found) != len(facts.order):
         raise InternalError("two kernels need one another's results", why="a group of nodes is not convex")
     return found
+
+
+def _place(
+    head: Node, facts: Facts, leader: Mapping[Node, Node], behind: Mapping[Node, Sequence[Node]]
+) -> tuple[int, int]:
+    """Where a unit is to stand: at its last node, or behind that of another."""
+    own = facts.order[head]
+    last = max((facts.order[leader.get(node, node)] for node in behind.get(head, ())), default=-1)
+    return (own, -1) if last < own else (last, own)
 
 
 def _needs(

@@ -140,6 +140,18 @@ def _release(body: Body) -> None:
     body.do("br label %rel_loop")
 
 
+def _bump(body: Body) -> None:
+    implementation = body.let(f"load i64, ptr {body.cell(body.word(2), 'ptr')}")
+    place = body.let(f"add i64 {implementation}, {body.cell(body.word(3))}")
+    counter = body.let(f"load i64, ptr {body.let(f'inttoptr i64 {place} to ptr')}")
+    has_none = body.let(f"icmp eq i64 {counter}, 0")
+    body.do(f"br i1 {has_none}, label %next, label %bump_one")
+    body.label("bump_one")
+    count = body.let(f"add i64 {counter}, {body.cell(body.word(4))}")
+    body.let(f"atomicrmw add ptr {body.let(f'inttoptr i64 {count} to ptr')}, i32 1 seq_cst, align 4")
+    body.do("br label %next")
+
+
 def _dispatch(body: Body) -> None:
     args = ", ".join(f"i64 {body.cell(body.word(3 + i))}" for i in range(4))
     rc = body.let(f"call i32 {body.function(body.word(2))}({args})")
@@ -213,6 +225,7 @@ def _switch_on(body: Body, mode: str, set_: Cell, which: str, then: str) -> None
 
 _EMITTERS = (
     (Op.CHECK, _check),
+    (Op.BUMP, _bump),
     (Op.RELEASE, _release),
     (Op.DISPATCH, _dispatch),
     (Op.ESCAPE, _escape),

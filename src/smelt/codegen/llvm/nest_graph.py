@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from smelt.codegen.kernels.nest import (
     POSITIONS,
@@ -109,6 +110,12 @@ class Graph:
         self.outer_stores = [s for s in self.stores if not s.loops & self.inner_bits]
         self.kept: list[Value] = []
         self.keep(KEEP_COST)
+
+    @cached_property
+    def reads_what_it_writes(self) -> bool:
+        """Whether a buffer is loaded from and stored to."""
+        written = set(self.nest.writes)
+        return any(isinstance(v.source, Load) and v.source.buffer in written for v in self.values)
 
     # --- building
 

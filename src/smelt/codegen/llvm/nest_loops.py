@@ -311,8 +311,7 @@ class Loops:
             self._pass(step, stored)
         for copy in range(self.frame.span.copies):
             self.frame.copy = copy
-            for store in self.graph.outer_stores:
-                self.values.store(store)
+            self.values.store_all(self.graph.outer_stores)
         self.frame.copy = 0
 
     def _prepare(self) -> None:

@@ -110,8 +110,7 @@ def _square(frame: Frame, values: Values, span: Span, rows: tuple[str, str], til
     assert schedule.tile is not None and schedule.lane is not None
     values.tiled, values.tile_start = tiles, rows[0]
     with fn.loop(rows[0], rows[1]) as made, frame.turn(schedule.tile, made.index), frame.lanes(schedule.lane, span):
-        for store in frame.graph.outer_stores:
-            values.store(store)
+        values.store_all(frame.graph.outer_stores)
     values.tiled = {}
 
 
@@ -124,5 +123,4 @@ def _edge(frame: Frame, values: Values, across: int, lane: int, rows: tuple[str,
         fn.loop(*rest) as single,
         frame.lanes(lane, Span(1, 1, [single.index])),
     ):
-        for store in frame.graph.outer_stores:
-            values.store(store)
+        values.store_all(frame.graph.outer_stores)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from smelt.codegen.kernels.nest import Const, Load, Op, Position, Reduce, Scan
 from smelt.codegen.llvm.lanes_types import register_type, vector_type
@@ -176,6 +176,15 @@ class Values:
         row = frame.fn.gep(type_, self.tiled[value.number], place)
         width = lanes * max(value.dtype.itemsize, 4 if value.dtype.is_floating else 1)
         return frame.fn.load(type_, row, min(64, width))
+
+    def store_all(self, stores: Sequence[StoreValue]) -> None:
+        """Emit stores for the copy at hand; of a nest that writes to what it reads, all that they need before them."""
+        if len(stores) > 1 and self.frame.graph.reads_what_it_writes:
+            for store in stores:
+                for root in store.roots:
+                    self.at(root)
+        for store in stores:
+            self.store(store)
 
     def store(self, store: StoreValue) -> None:
         """Emit a store for the copy at hand."""

@@ -94,6 +94,8 @@ class Context:
         self.kernels: list[KernelReport] = []
         self.nests: list[Nest | None] = []  # of own kernels that are nests, in order; None where sizes are free
         self.decisions: list[Decision] = []
+        self.inputs = frozenset(graph.inputs)
+        self.in_place: set[Node] = set()  # writes of values that lie where they are written to
         self._places: dict[Value, Place] = {}
         self._origins: dict[Value, Place] = {}
         self.fills = Fills()
@@ -218,6 +220,10 @@ class Context:
     def aim(self, value: Value, storage: Storage) -> None:
         """Let a value be written into this memory, if it can be."""
         self._targets[value] = storage
+
+    def is_aimed(self, value: Value) -> bool:
+        """Whether there is memory that a value is best written into, as it is a part of something larger there."""
+        return value in self._targets
 
     def memory_for(self, value: Value, geometry: Geometry) -> Storage:
         """Memory for a new tensor: where it is wanted, the caller's own where it leaves the program, else the arena."""

@@ -229,6 +229,7 @@ class _Body:
         self.groups = _Groups(ctx)
         self.nests = Nests(ctx, self.groups.units)
         self.sized = SizedRuns(self.nests.order, ctx.growing, ctx.cuts)
+        self.nests.settle(self.sized.waiting)
 
     def lower(self) -> None:
         """Lower all nodes. Raises: SmeltError, InternalError with the node that shows a defect."""

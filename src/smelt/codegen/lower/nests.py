@@ -9,7 +9,7 @@ operands that lie otherwise. Invariant: what a nest cannot do, or not here, runs
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -37,6 +37,7 @@ from smelt.codegen.lower.context import Context, tensor_type
 from smelt.codegen.lower.copies import copy_into
 from smelt.codegen.lower.generic import ANY_LAYOUT
 from smelt.codegen.lower.geometry import Geometry, same_layout
+from smelt.codegen.lower.in_place import InPlace, Target, reads_first, why_not
 from smelt.codegen.lower.kernels import About, launch
 from smelt.codegen.lower.sharing import view_source
 from smelt.diag import InternalError, ScheduleError, SmeltWarning, user_level
@@ -59,6 +60,8 @@ class Nests:
         self._at: dict[Node, Group] = {}
         self._waiting: set[Node] = set()
         self._gone: set[Value] = set()
+        self._units = units
+        self._in_place: InPlace | None = None
         wanted = ctx.options.own_kernels and ctx.options.numerics != "eager-library"
         self._isa = host_isa() if wanted else None
         if self._isa is None:
@@ -73,8 +76,11 @@ class Nests:
             return node in others or all(self.ctx.statics.is_static(r) for r in node.results)
 
         found = partition(self.ctx.graph, lambda built: refusal(built.nest, isa), taken, others)
+        if self.ctx.has_writes and not self.ctx.builder.in_block:
+            self._in_place = InPlace(self.ctx)
+        behind = {} if self._in_place is None else self._in_place.delays(found.groups, found.facts)
         try:
-            self.order = schedule(self.ctx.graph, found.facts, [*units, *(g.nodes for g in found.groups)])
+            self.order = schedule(self.ctx.graph, found.facts, [*units, *(g.nodes for g in found.groups)], behind)
         except InternalError as error:
             self.decisions = (Decision((), False, str(error)),)
             return
@@ -86,6 +92,11 @@ class Nests:
         for group in found.groups:
             self._at[group.nodes[-1]] = group
             self._waiting.update(group.nodes)
+
+    def settle(self, passed: Set[Node]) -> None:
+        """The order is final, but for these nodes, which are lowered somewhere behind their place."""
+        if self._in_place is not None:
+            self._in_place.settle(self.order, [*self._units, *(group.nodes for group in self._at.values())], passed)
 
     # --- in the main loop
 
@@ -140,6 +151,13 @@ class Nests:
 
     def _lower_group(self, group: Group) -> bool:
         """Launch a group's nest; False, with nothing done, where it cannot be."""
+        targets = self._targets(group)
+        if targets and self._lower_into(group, targets):
+            return True
+        return self._lower_into(group, {})
+
+    def _lower_into(self, group: Group, targets: Mapping[Value, Target]) -> bool:
+        """Launch a group's nest that writes these values where they are needed in the end."""
         assert self._isa is not None
         ctx = self.ctx
         places: dict[Hashable, Storage] = {}
@@ -154,24 +172,38 @@ class Nests:
         if layouts is None:
             return False
         new: dict[Value, Hashable] = {root: ("new", root) for root in group.roots}
-        written = {root: place for root in group.roots if (place := self._place_to_write(root)) is not None}
+        rest = [root for root in group.roots if root not in targets]
+        written = {root: place for root in rest if (place := self._place_to_write(root)) is not None}
+        written |= {root: target.whole for root, target in targets.items()}
         for root, place in written.items():
             new[root], layouts[root] = place.storage, place.geometry.strides
 
         def into(value: Value) -> Memory:
+            if value in targets:
+                return Memory(new[value], f"%{value.name}", targets[value].place.geometry)
             return Memory(new[value], f"%{value.name}", Geometry(tensor_type(value).sizes, layouts[value]))
 
         try:
-            built = build(group.roots, self.facts.inside(group.nodes), RULES, where, into)
+            sources = {root: target.source for root, target in targets.items()}
+            built = build(group.roots, self.facts.inside(group.nodes), RULES, where, into, sources)
             parts = stages(built.nest)
-            if written and len(parts) > 1:
+            if len(written) > len(targets) and len(parts) > 1:
                 raise Unfusible("what it writes to is read in a part of its own")
+            if targets:
+                refused = why_not(built, targets, len(parts) > 1)
+                if refused is not None:
+                    raise Unfusible(refused)
+                built = replace(built, nest=reads_first(built.nest))
+                parts = parts if len(parts) > 1 else stages(built.nest)
             emitted = [(s, k) for n, s in enumerate(parts, len(ctx.nests)) for k in self._emitted(s.nest, n)]
         except (Unfusible, InternalError) as why:
             self.decisions += (Decision(_names(group.nodes), False, str(why)),)
             return False
         ctx.nests += [None if current_trace() is not None else stage.nest for stage in parts]
         for root in group.roots:
+            if root in targets:
+                ctx.overwritten(written[root].storage)
+                ctx.in_place.add(targets[root].write)
             if root in written:
                 ctx.bind(root, written[root])
                 places[new[root]] = written[root].storage
@@ -234,6 +266,10 @@ class Nests:
         storage = self.ctx.memory_for(root, geometry)
         self.ctx.bind(root, Place(storage, geometry))
         return storage
+
+    def _targets(self, group: Group) -> dict[Value, Target]:
+        """Where results of a group may be written at once, because a write puts them there in the end."""
+        return {} if self._in_place is None else self._in_place.targets(group)
 
     def _is_part(self, root: Value) -> bool:
         return root.node is not None and part_of(root.node) is not None

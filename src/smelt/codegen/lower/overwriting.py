@@ -29,7 +29,7 @@ class Overwriting:
         if way is None:
             return False
         taken = 0
-        for other in _aliases(value):
+        for other in views_of(value):
             for user, count in other.users.items():
                 if user is node:
                     taken += count
@@ -86,7 +86,7 @@ def _in_region(user: Node | Region, region: Region) -> Node | Region | None:
     return None
 
 
-def _aliases(value: Value) -> Iterator[Value]:
+def views_of(value: Value) -> Iterator[Value]:
     """A value, what it is a view of, and all that may be views of that."""
     root = value
     while root.node is not None and not root.node.regions and (source := view_source(root.node)) is not None:

@@ -10,11 +10,12 @@ from smelt.codegen.fusion.decisions import Decision
 from smelt.codegen.kernels.nest import Nest
 
 How = Literal[
-    "kernel", "library", "dispatcher", "python", "view", "static", "fused", "state", "copy", "unused", "number", "block"
+    "kernel", "library", "dispatcher", "python", "view", "static", "fused", "state", "copy", "in place", "unused",
+    "number", "block",
 ]  # fmt: skip
 """An own kernel, direct call of a C function, through the dispatcher, in Python, no work at run time (view, static,
-state), part of another node's call (fused), a copy (of a write), not run because nothing uses it, a number computed by
-the executor, or a branch or loop of the plan."""
+state), part of another node's call (fused), a copy (of a write), a write of what a kernel has put there already (in
+place), not run because nothing uses it, a number computed by the executor, or a branch or loop of the plan."""
 
 
 @dataclass(frozen=True, slots=True)

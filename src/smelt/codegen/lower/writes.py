@@ -1,6 +1,7 @@
 """Write-backs into inputs, buffers and parameters, after everything that needs the old value has it.
 
-%1 = add(%x, 1); %2 = write(%x, %1)   ==>   a copy into the live tensor, which bumps its version as eager does
+%1 = add(%x, 1); %2 = write(%x, %1)   ==>   a copy into the live tensor, which bumps its version as eager does; of a
+                                            value that lies there already (`in_place`) its version alone
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from smelt.codegen.fusion.regions import used_values
 from smelt.codegen.lower.context import Context, cannot_lower
 from smelt.codegen.lower.result import Mutation
 from smelt.ir import Node, Value
-from smelt.runtime.plan import Copy
+from smelt.runtime.plan import Bump, Copy
 
 
 def lower_write(ctx: Context, node: Node) -> None:
@@ -20,6 +21,12 @@ def lower_write(ctx: Context, node: Node) -> None:
     place = ctx.origin(target)
     if place is None:
         raise cannot_lower(node, "its target comes from no input, parameter or buffer")
+    if node in ctx.in_place:
+        ctx.builder.emit(Bump(place.storage.slot))
+        ctx.writes_to_come -= 1
+        ctx.bind(node.result, place)
+        ctx.note(node, "in place", f"%{value.name}")
+        return
     for needed in _needed_later(ctx, node):
         kept = ctx.place(needed)
         if kept.storage is place.storage:
