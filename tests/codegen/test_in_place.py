@@ -7,17 +7,18 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import smelt
 from smelt._torch import shim
 from smelt._torch.tensor_layout import LAYOUT
 from smelt.codegen.lower import Lowered
-from smelt.diag import InternalError, Miss, Options, SmeltWarning
+from smelt.diag import InternalError, Miss, Options, SmeltError, SmeltWarning
 from smelt.ir import parse
 from smelt.runtime.check import check_plan
 from smelt.runtime.executable import Executable
-from smelt.runtime.plan import Bump, Copy, Expect, Launch, Plan
+from smelt.runtime.plan import Bump, Copy, Dispatch, Expect, Launch, Plan
 from tests.codegen.harness import assert_same, call, executables, lowered, machine_code
 from tests.runtime.kernels import rows
 
@@ -45,7 +46,7 @@ def planned(f: Update, inputs: list[Tensor]) -> Lowered:
             assert_same([*found, *ours], [*more, *theirs], exact=False)
             assert all(t._version - n in (0, 1) for t, n in zip(ours, versions, strict=True))
         bumped = [t._version > n for t, n in zip(ours, versions, strict=True)]
-        assert sum(bumped) == sum(ways(plan))
+        assert sum(bumped) == len(plan.mutations)
     return plan
 
 
@@ -238,6 +239,30 @@ def test_a_run_that_ends_early_leaves_the_tensor(later: str, in_place: bool) -> 
         assert x.tolist() == [2.0] * 8
 
 
+def test_a_kernel_that_refuses_is_heard_before_anything_is_written() -> None:
+    def f(seen: Tensor, x: Tensor, at: Tensor) -> Tensor:
+        seen.add_(1)
+        return x[at] * 2
+
+    inputs = [torch.zeros(3), torch.rand(8), torch.tensor([2, 3])]
+    plan = planned(f, inputs)
+    assert ways(plan) == (1, 0)
+    for executable in executables(plan.plan):
+        seen = torch.zeros(3)
+        with pytest.raises(IndexError):
+            executable.run([seen, inputs[1], torch.tensor([2, 9])])
+        assert seen.tolist() == [0.0] * 3
+
+
+def test_what_tiles_read_is_read_before_they_write() -> None:
+    def f(a: Tensor, b: Tensor, c: Tensor) -> None:
+        x, y = b + c.t(), a - c.t()
+        a.copy_(x)
+        b.copy_(y)
+
+    assert ways(planned(f, [torch.rand(70, 70) for _ in range(3)])) == (2, 0)
+
+
 def test_a_kernel_that_may_refuse_some_elements_does_not_write_in_place() -> None:
     def look_up(x: Tensor, table: Tensor, at: Tensor) -> None:
         x.add_(table[at])
@@ -303,6 +328,69 @@ graph f(%cache: f32[2, 8, 4], %k: f32[2, 4], %at: i64[]) -> f32[2, 8, 4] {
         with pytest.raises(IndexError):
             executable.run([cache, k + 1, torch.tensor(8)])
         assert torch.equal(cache, expected) and cache._version == 3
+
+
+def test_two_parts_of_one_kernel_are_checked_before_either_is_written() -> None:
+    text = """\
+graph f(%a: f32[8, 64], %b: f32[8, 64], %k: f32[64], %i: i64[], %j: i64[]) -> () {
+  %0: f32[64] = aten.mul.Tensor(%k, 2.0)
+  %1: f32[8, 64] = aten.index_put.default(%a, [%i], %0)
+  %2: f32[64] = aten.add.Tensor(%0, %k)
+  %3: f32[8, 64] = aten.index_put.default(%b, [%j], %2)
+  %4: f32[8, 64] = write(%a, %1)
+  %5: f32[8, 64] = write(%b, %3)
+  return
+}"""
+    for same in (True, False):
+        plan = lowered(text.replace("[%j]", "[%i]") if same else text, {}, OWN)
+        assert sum(ways(plan)) == 2 and ways(plan)[0] >= 1 + same
+        for executable in executables(plan.plan):
+            a, b = torch.zeros(8, 64), torch.zeros(8, 64)
+            with pytest.raises(IndexError):
+                executable.run([a, b, torch.ones(64), torch.tensor(1 + 8 * same), torch.tensor(8)])
+            assert not a.any() and not b.any()
+            executable.run([a, b, torch.ones(64), torch.tensor(3), torch.tensor(3)])
+            assert a[3].tolist() == [2.0] * 64 and b[3].tolist() == [3.0] * 64 and a.sum() == 128
+
+
+def test_caches_of_many_layers_are_written_at_one_position() -> None:
+    """What checks the position again cannot fail; what the attention of a layer reads is the cache itself."""
+
+    def step(x: Tensor, at: Tensor, *caches: Tensor) -> Tensor:
+        for cache in caches:
+            cache.index_copy_(1, at, x * 2)
+            x = F.scaled_dot_product_attention(x, cache, cache)
+        return x
+
+    def put(x: Tensor, at: Tensor, *caches: Tensor) -> Tensor:
+        for cache in caches:
+            cache[:, at] = x + 1
+            x = F.scaled_dot_product_attention(x, cache, cache)
+        return x
+
+    for f in (step, put):
+        inputs = [torch.rand(2, 1, 4), torch.tensor([3]), *(torch.rand(2, 8, 4) for _ in range(3))]
+        plan = planned(f, inputs)
+        assert [type(i) for i in plan.plan.instructions].count(Copy) == 0
+        assert sum(isinstance(i, Dispatch) and str(i.op).endswith("_.default") for i in plan.plan.instructions) == 3
+        for executable in executables(plan.plan):
+            with pytest.raises((SmeltError, IndexError)):
+                executable.run([inputs[0], torch.tensor([9]), *inputs[2:]])
+
+
+def test_other_positions_are_checked_before_anything_is_written() -> None:
+    def step(a: Tensor, b: Tensor, x: Tensor, i: Tensor, j: Tensor) -> None:
+        a.index_copy_(0, i, x)
+        b.index_copy_(0, j, x)
+
+    inputs = [torch.rand(8, 4), torch.rand(8, 4), torch.rand(2, 4), torch.tensor([0, 1]), torch.tensor([5, 6])]
+    plan = planned(step, inputs)
+    assert [type(i) for i in plan.plan.instructions].count(Copy) == 1
+    for executable in executables(plan.plan):
+        a, b = inputs[0].clone(), inputs[1].clone()
+        with pytest.raises((SmeltError, IndexError)):
+            executable.run([a, b, inputs[2], inputs[3], torch.tensor([5, 8])])
+        assert torch.equal(a, inputs[0])
 
 
 # --- versions, and who else uses the tensors

@@ -97,7 +97,7 @@ def _value(rng: _Choices, tensors: Tensors, made: Tensors, like: torch.Tensor) -
 
 def _step(rng: _Choices, tensors: Tensors, made: Tensors) -> None:
     target = _view(rng, rng.choice(tensors))
-    match rng.randint(0, 10):
+    match rng.randint(0, 12):
         case 0 | 1:
             target.mul_(0.5).add_(_value(rng, tensors, made, target))
         case 2:
@@ -122,6 +122,10 @@ def _step(rng: _Choices, tensors: Tensors, made: Tensors) -> None:
             p.addcdiv_(m, v.abs().sqrt().add_(1e-3), value=-0.1)
         case 9:
             target.index_copy_(0, torch.zeros(1, dtype=torch.long), torch.zeros_like(target[:1]) + target.sum())
+        case 10:
+            target[torch.tensor([target.shape[0] - 1, 0])] = _value(rng, tensors, made, target[0])
+        case 11:
+            tensors[2].select(1, 1)[torch.tensor(2)] = _value(rng, tensors, made, tensors[2][0, 0])
         case _:
             target.add_(target.clone().flip(0))
 

@@ -344,7 +344,8 @@ class Launch:
 
     item_ns: estimated time of one item, for the grain of threads; 0: one range. scratch_nbytes: memory that the running
     thread lends, 64-byte aligned. label: what it computes, for profiles. piece_of: launches of one number (not 0) write
-    apart from one another, though into the same buffers, and read nothing that another of them writes.
+    apart from one another, though into the same buffers, and read nothing that another of them writes. may_refuse:
+    whether there are data that the kernel refuses.
     """
 
     kernel: KernelCode
@@ -357,6 +358,7 @@ class Launch:
     scratch_nbytes: int = 0
     label: str = ""
     piece_of: int = 0
+    may_refuse: bool = True
 
 
 @dataclass(frozen=True, slots=True)

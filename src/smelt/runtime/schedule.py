@@ -2,7 +2,8 @@
 
 Invariant: an instruction moves only where nobody can tell: new tensors and views are made before a group of launches
 that stands ahead of them in the plan, releases wait until its end. Launches are in one group only if none writes what
-another reads or writes, or the plan says that they write apart from one another.
+another reads or writes, or the plan says that they write apart from one another; and none writes to the caller's memory
+if another may refuse its data, as refusals are looked at behind the group.
 
     before:  launch a; empty 7; launch b; release 3; call f
     after:   empty 7; group(a, b); release 3; call f            (if a and b are independent)
@@ -158,9 +159,18 @@ class _Conflicts:
             if self._are_pieces(index, other):
                 continue
             other_reads, other_writes = self._memory(other)
+            if self._comes_too_late(index, writes, other, other_writes):
+                return True
             if self._meet(writes, other_reads | other_writes) or self._meet(other_writes, reads):
                 return True
         return False
+
+    def _comes_too_late(self, index: int, writes: set[int], other: int, other_writes: set[int]) -> bool:
+        """Whether one of two launches writes to the caller's memory, and only behind both is known if one refused."""
+        if self._apart.isdisjoint(writes) and self._apart.isdisjoint(other_writes):
+            return False
+        both = (self._plan.instructions[i] for i in (index, other))
+        return any(isinstance(launch, Launch) and launch.may_refuse for launch in both)
 
     def _are_pieces(self, index: int, other: int) -> bool:
         """Whether two launches are pieces of one computation, which write apart."""

@@ -88,6 +88,8 @@ def stages(nest: Nest) -> tuple[Stage, ...]:
 
 def may_refuse(nest: Nest) -> bool:
     """Whether there are data for which a nest's kernel fails: a position out of range, a division by zero."""
+    if any(isinstance(s, Store) and s.index.gathers for s in nest.body):
+        return True
     for part in (e for s in nest.body for x in expressions(s) for e in walk(x)):
         match part:
             case Load(index=Index(gathers=gathers)) if gathers:

@@ -112,10 +112,13 @@ class Graph:
         self.keep(KEEP_COST)
 
     @cached_property
-    def reads_what_it_writes(self) -> bool:
-        """Whether a buffer is loaded from and stored to."""
+    def stores_last(self) -> bool:
+        """Whether the stores of a point wait until all is loaded and checked: a buffer is loaded from and stored to, or
+        a store has positions that may be refused.
+        """
         written = set(self.nest.writes)
-        return any(isinstance(v.source, Load) and v.source.buffer in written for v in self.values)
+        reads = any(isinstance(v.source, Load) and v.source.buffer in written for v in self.values)
+        return reads or any(store.positions for store in self.stores)
 
     # --- building
 

@@ -178,11 +178,12 @@ class Values:
         return frame.fn.load(type_, row, min(64, width))
 
     def store_all(self, stores: Sequence[StoreValue]) -> None:
-        """Emit stores for the copy at hand; of a nest that writes to what it reads, all that they need before them."""
-        if len(stores) > 1 and self.frame.graph.reads_what_it_writes:
+        """Emit stores for the copy at hand, where it matters behind all that any of them needs."""
+        if len(stores) > 1 and self.frame.graph.stores_last:
             for store in stores:
                 for root in store.roots:
                     self.at(root)
+                self.places(store.positions, store, store.where)
         for store in stores:
             self.store(store)
 

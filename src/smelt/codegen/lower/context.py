@@ -95,7 +95,9 @@ class Context:
         self.nests: list[Nest | None] = []  # of own kernels that are nests, in order; None where sizes are free
         self.decisions: list[Decision] = []
         self.inputs = frozenset(graph.inputs)
-        self.in_place: set[Node] = set()  # writes of values that lie where they are written to
+        # Writes of values that lie where they are written to, and whether that is still to be counted.
+        self.in_place: dict[Node, bool] = {}
+        self.why_copied: dict[Node, str] = {}
         self._places: dict[Value, Place] = {}
         self._origins: dict[Value, Place] = {}
         self.fills = Fills()

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Final
 
 from smelt.codegen.fusion.build import Built
 from smelt.codegen.fusion.chunks import may_refuse
 from smelt.codegen.fusion.groups import Facts, Group
-from smelt.codegen.fusion.parts import part_of
 from smelt.codegen.fusion.regions import used_values
 from smelt.codegen.kernels.nest import (
     Const,
@@ -41,12 +41,15 @@ from smelt.codegen.lower.geometry import Geometry
 from smelt.codegen.lower.overwriting import views_of
 from smelt.codegen.lower.sharing import feared_sources, sources_of, view_source
 from smelt.codegen.lower.statics import state_name
-from smelt.ir import STATE_OPS, Arg, Node, TensorType, Value
-from smelt.ir.sizes import equals, is_one, is_symbolic
+from smelt.ir import STATE_OPS, Arg, DType, Node, TensorType, Value
+from smelt.ir.sizes import equals, expression, is_one, is_symbolic
 from smelt.ops.effects import effects
 from smelt.ops.registry import Schema, arguments_of, schema_of
 from smelt.ops.shapes.views import Layout, view_layouts
 
+_COPY = "aten.index_copy.default"
+PUTS: Final = {_COPY: "aten.index_copy_.default", "aten.index_put.default": "aten.index_put_.default"}
+"""Writes at positions of the run, and what does the same in place."""
 _VIEWS = {"aten.select_scatter.default": "aten.select.int", "aten.slice_scatter.default": "aten.slice.Tensor"}
 
 
@@ -119,17 +122,25 @@ class InPlace:
         self._last.update((node, len(order)) for node in passed)
         self._end = max((self._last[node] for node in self._stops), default=-1)
 
-    def targets(self, group: Group) -> dict[Value, Target]:
-        """Where the values that a group stores may be written, as far as the graph tells."""
+    def targets(self, nodes: Sequence[Node], roots: Iterable[Value]) -> dict[Value, Target]:
+        """Where the values that nodes store, run together, may be written, as far as the graph tells."""
         found: dict[Value, Target] = {}
-        end = self._at.get(group.nodes[-1])
-        if end is None or not self._writes or self._end > end:
+        end = self._at.get(nodes[-1])
+        if end is None or not self._writes or not self._runs_on(nodes, end):
             return found
-        for root in group.roots:
-            target = self._target(root, end, group.nodes)
+        for root in roots:
+            target = self._target(root, end, nodes)
             if target is not None:
                 found[root] = target
         return found
+
+    def _runs_on(self, nodes: Sequence[Node], end: int) -> bool:
+        """Whether nothing behind these nodes ends a run, in which all is in range that they check."""
+        if self._end <= end:
+            return True
+        checked = frozenset().union(*map(_checked, nodes))
+        later = (node for node in self._stops if self._last[node] > end)
+        return bool(checked) and all(_checked(node) and _checked(node) <= checked for node in later)
 
     def _target(self, root: Value, end: int, members: Sequence[Node]) -> Target | None:
         ctx = self._ctx
@@ -152,9 +163,10 @@ class InPlace:
         if not is_apart_everywhere(place.geometry):
             return None
         source, geometry = _new_part(ctx, root, target, place.geometry, members)
-        part = None if source.node is None or source.node not in members else part_of(source.node)
-        if part is not None and not _lies_at(ctx, part.base, target, geometry):
-            return None
+        if source.node in members and source.node is not None and source.node.op in PUTS:
+            base, *others = source.node.operands()
+            if not _lies_at(ctx, base, target, geometry) or any(memory_of(ctx, v) == memory for v in others):
+                return None
         return Target(write, place, source, Place(place.storage, geometry))
 
 
@@ -179,6 +191,32 @@ def may_end_run(node: Node, is_static: Callable[[Value], bool]) -> bool:
         return False
     found = effects(node)
     return _may_hold(node) or found.may_throw or found.io or found.stops
+
+
+def _checked(node: Node) -> frozenset[Hashable]:
+    """What a write at positions checks: which positions, along how long a dimension."""
+    if node.op not in PUTS:
+        return frozenset()
+    whole = node.args[0]
+    assert isinstance(whole, Value)
+    sizes = tensor_type(whole).sizes
+    at = node.args[1]
+    if node.op == _COPY:
+        at = (*[None] * (at % len(sizes) if isinstance(at, int) and sizes else 0), node.args[2])
+    assert isinstance(at, tuple)
+    if not all(index is None or _is_of_positions(index) for index in at):
+        return frozenset()
+    given = zip(at, sizes, strict=False)
+    return frozenset((node.op, _position(index), expression(n)) for index, n in given if index is not None)
+
+
+def _is_of_positions(index: Arg) -> bool:
+    return isinstance(index, Value) and tensor_type(index).dtype in (DType.I32, DType.I64)
+
+
+def _position(index: Arg) -> Arg:
+    node = index.node if isinstance(index, Value) else None
+    return index if node is None or node.op != "aten.scalar_tensor.default" else node.args[0]
 
 
 def _may_hold(node: Node) -> bool:
@@ -276,32 +314,32 @@ def _lies_at(ctx: Context, value: Value, target: Value, at: Geometry) -> bool:
 # --- what the nest does
 
 
-def why_not(built: Built, targets: Mapping[Value, Target], is_cut: bool) -> str | None:
-    """Why a nest may not write to these places, by what it reads and where it may refuse; None if it may.
+def why_not(built: Built, targets: Mapping[Value, Target], is_cut: bool) -> dict[Value, str]:
+    """The targets that a nest may not write to, and why: by what it reads of them, and where it may refuse its data.
 
     is_cut: it runs as several kernels.
     """
     nest = built.nest
-    buffers = {built.keys.index(target.place.storage) for target in targets.values()}
-    if len(buffers) < len(targets):
-        return "it writes to one tensor twice"
+    found: dict[Value, str] = {}
     reads = False
-    for buffer in buffers:
+    for root, target in targets.items():
+        buffer = built.keys.index(target.place.storage)
         stores = [s for s in nest.body if isinstance(s, Store) and s.buffer == buffer]
-        loads = [
-            e for s in nest.body for x in expressions(s) for e in walk(x) if isinstance(e, Load) and e.buffer == buffer
-        ]
-        if len(stores) != 1 or stores[0].mode != "set" or stores[0].where is not None:
-            return "it writes to a tensor twice"
+        loads = [load for load in _loads(nest) if load.buffer == buffer]
         reads = reads or bool(loads)
-        if not all(_is_same_place(load.index, stores[0].index) for load in loads):
-            return "it reads other elements of what it writes to"
-        inner = stores[0].index.strides[len(nest.outer) :]
-        if loads and not all(equals(step, 0) for step in inner):
-            return "it reads what it writes to more than once"
-    if may_refuse(nest) and not _refuses_at_once(nest, reads, is_cut):
-        return "it may refuse its data when it has written"
-    return None
+        if len(stores) != 1 or stores[0].mode != "set" or stores[0].where is not None:
+            found[root] = "it is written more than once"
+        elif not all(_is_same_place(load.index, stores[0].index) for load in loads):
+            found[root] = "other elements of it are read"
+        elif loads and not all(equals(step, 0) for step in stores[0].index.strides[len(nest.outer) :]):
+            found[root] = "its elements are read more than once"
+    if not found and may_refuse(nest) and (is_cut or not _refuses_at_once(nest, reads)):
+        return dict.fromkeys(targets, "the kernel may refuse its data when it has written")
+    return found
+
+
+def _loads(nest: Nest) -> list[Load]:
+    return [e for s in nest.body for x in expressions(s) for e in walk(x) if isinstance(e, Load)]
 
 
 def _is_same_place(one: Index, other: Index) -> bool:
@@ -310,10 +348,11 @@ def _is_same_place(one: Index, other: Index) -> bool:
     return equals(one.offset, other.offset) and all(map(equals, one.strides, other.strides))
 
 
-def _refuses_at_once(nest: Nest, reads: bool, is_cut: bool) -> bool:
+def _refuses_at_once(nest: Nest, reads: bool) -> bool:
     """Whether a kernel that refuses its data does so at its first point, before it stores anything."""
     stores = [s for s in nest.body if isinstance(s, Store)]
-    if is_cut or nest.inner or not (len(stores) == 1 or reads):
+    is_last = len(stores) == 1 or reads or any(s.index.gathers for s in stores)
+    if nest.inner or not is_last:
         return False
     fixed: set[str] = set()
     for statement in nest.body:
@@ -356,8 +395,7 @@ def reads_first(nest: Nest) -> Nest:
     """The nest with all that is loaded from a buffer that it stores to ahead of its stores."""
     stores = [s for s in nest.body if isinstance(s, Store)]
     written = {s.buffer for s in stores}
-    loads = (e for s in nest.body for x in expressions(s) for e in walk(x) if isinstance(e, Load))
-    if len(stores) < 2 or not any(load.buffer in written for load in loads):
+    if len(stores) < 2 or not any(load.buffer in written for load in _loads(nest)):
         return nest
     before: list[Statement] = []
     after: list[Statement] = []

@@ -48,6 +48,7 @@ def launch(
     scratch_nbytes: int = 0,
     label: str = "",
     piece_of: int = 0,
+    may_refuse: bool = True,
     about: About | None = None,
 ) -> None:
     """Append a launch of a kernel whose code is made when the lowering ends; see `plan.Launch` for the arguments.
@@ -73,6 +74,7 @@ def launch(
             scratch_nbytes,
             label,
             piece_of,
+            may_refuse,
         )
     )
 

@@ -33,6 +33,7 @@ from smelt.codegen.lower.fuse import Epilogue, epilogue_of
 from smelt.codegen.lower.generic import dispatch
 from smelt.codegen.lower.handed_out import with_own_constants
 from smelt.codegen.lower.hoist import hoisted
+from smelt.codegen.lower.in_place import PUTS
 from smelt.codegen.lower.kernels import with_code
 from smelt.codegen.lower.library import lower_gelu, lower_histc, lower_pad
 from smelt.codegen.lower.linear import Product, lower_product, product_of
@@ -47,6 +48,7 @@ from smelt.codegen.lower.own_products import OwnProduct, lower_own_product, own_
 from smelt.codegen.lower.parts import with_parts
 from smelt.codegen.lower.plain import is_plain, is_plain_type
 from smelt.codegen.lower.products import lower_addmm, lower_matmul, lower_mm
+from smelt.codegen.lower.puts import lower_put
 from smelt.codegen.lower.python_nodes import lower_python
 from smelt.codegen.lower.regions import is_native, lower_for, lower_if, lower_while
 from smelt.codegen.lower.report import MemoryReport, Report
@@ -313,6 +315,8 @@ def _lower_single(ctx: Context, node: Node, nests: Nests) -> None:
         lower_view(ctx, node, source)
         return
     if nests.single(node):
+        return
+    if node.op in PUTS and lower_put(ctx, node, nests.target):
         return
     rule = LOWERINGS.get(node.op)
     if (rule is not None and rule(ctx, node)) or lower_with_numbers(ctx, node):

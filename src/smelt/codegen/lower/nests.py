@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from smelt.codegen.fusion.build import Built, build, eager_memory
-from smelt.codegen.fusion.chunks import Stage, are_pieces, stages
+from smelt.codegen.fusion.chunks import Stage, are_pieces, may_refuse, stages
 from smelt.codegen.fusion.cost import cost
 from smelt.codegen.fusion.decisions import Decision
 from smelt.codegen.fusion.groups import Group, is_fusible
@@ -147,18 +147,35 @@ class Nests:
             self.ctx.enter(node)
             single(self.ctx, node)
 
+    def target(self, node: Node) -> Place | None:
+        """Where a node that no nest computes may write its part of a tensor, which need not be copied then."""
+        found = {} if self._in_place is None else self._in_place.targets([node], node.results)
+        target = found.get(node.results[0])
+        if target is None:
+            return None
+        self.ctx.in_place[target.write] = False
+        return target.whole
+
     # --- one group
 
     def _lower_group(self, group: Group) -> bool:
         """Launch a group's nest; False, with nothing done, where it cannot be."""
-        targets = self._targets(group)
-        if targets and self._lower_into(group, targets):
-            return True
-        return self._lower_into(group, {})
+        layouts = self._layouts(group)
+        if layouts is None:
+            return False
+        targets = {} if self._in_place is None else self._in_place.targets(group.nodes, group.roots)
+        try:
+            while (ready := self._ready(group, layouts, targets)).refused:
+                for root, why in ready.refused.items():
+                    self.ctx.why_copied[targets.pop(root).write] = why
+        except (Unfusible, InternalError) as why_not:
+            self.decisions += (Decision(_names(group.nodes), False, str(why_not)),)
+            return False
+        self._launch(group, ready)
+        return True
 
-    def _lower_into(self, group: Group, targets: Mapping[Value, Target]) -> bool:
-        """Launch a group's nest that writes these values where they are needed in the end."""
-        assert self._isa is not None
+    def _ready(self, group: Group, layouts: Mapping[Value, tuple[int, ...]], targets: Mapping[Value, Target]) -> _Ready:
+        """A group's kernels, which write to these targets; or why some of those are refused. Raises: Unfusible."""
         ctx = self.ctx
         places: dict[Hashable, Storage] = {}
 
@@ -168,51 +185,53 @@ class Nests:
             places[key] = place.storage
             return Memory(key, f"%{value.name}", place.geometry)
 
-        layouts = self._layouts(group)
-        if layouts is None:
-            return False
-        new: dict[Value, Hashable] = {root: ("new", root) for root in group.roots}
         rest = [root for root in group.roots if root not in targets]
-        written = {root: place for root in rest if (place := self._place_to_write(root)) is not None}
-        written |= {root: target.whole for root, target in targets.items()}
-        for root, place in written.items():
-            new[root], layouts[root] = place.storage, place.geometry.strides
+        parts_in = {root: place for root in rest if (place := self._place_to_write(root)) is not None}
+        written = parts_in | {root: target.whole for root, target in targets.items()}
+        new: dict[Value, Hashable] = {root: ("new", root) for root in group.roots}
+        new |= {root: place.storage for root, place in written.items()}
+        strides = {**layouts, **{root: place.geometry.strides for root, place in written.items()}}
 
         def into(value: Value) -> Memory:
-            if value in targets:
-                return Memory(new[value], f"%{value.name}", targets[value].place.geometry)
-            return Memory(new[value], f"%{value.name}", Geometry(tensor_type(value).sizes, layouts[value]))
+            at = Geometry(tensor_type(value).sizes, strides[value])
+            return Memory(new[value], f"%{value.name}", targets[value].place.geometry if value in targets else at)
 
+        sources = {root: target.source for root, target in targets.items()}
         try:
-            sources = {root: target.source for root, target in targets.items()}
             built = build(group.roots, self.facts.inside(group.nodes), RULES, where, into, sources)
-            parts = stages(built.nest)
-            if len(written) > len(targets) and len(parts) > 1:
-                raise Unfusible("what it writes to is read in a part of its own")
             if targets:
-                refused = why_not(built, targets, len(parts) > 1)
-                if refused is not None:
-                    raise Unfusible(refused)
                 built = replace(built, nest=reads_first(built.nest))
-                parts = parts if len(parts) > 1 else stages(built.nest)
+            parts = stages(built.nest)
+            if parts_in and len(parts) > 1:
+                raise Unfusible("what it writes to is read in a part of its own")
+            refused = why_not(built, targets, len(parts) > 1) if targets else {}
+            if refused:
+                return _Ready(refused)
             emitted = [(s, k) for n, s in enumerate(parts, len(ctx.nests)) for k in self._emitted(s.nest, n)]
-        except (Unfusible, InternalError) as why:
-            self.decisions += (Decision(_names(group.nodes), False, str(why)),)
-            return False
+        except Unfusible as why:
+            if not targets:
+                raise
+            return _Ready(dict.fromkeys(targets, str(why)))
+        return _Ready({}, built, parts, emitted, targets, written, new, strides, places)
+
+    def _launch(self, group: Group, ready: _Ready) -> None:
+        ctx, built, parts = self.ctx, ready.built, ready.parts
+        assert built is not None
         ctx.nests += [None if current_trace() is not None else stage.nest for stage in parts]
+        places, new = dict(ready.places), ready.new
         for root in group.roots:
-            if root in targets:
-                ctx.overwritten(written[root].storage)
-                ctx.in_place.add(targets[root].write)
-            if root in written:
-                ctx.bind(root, written[root])
-                places[new[root]] = written[root].storage
+            if root in ready.targets:
+                ctx.overwritten(ready.written[root].storage)
+                ctx.in_place[ready.targets[root].write] = True
+            if root in ready.written:
+                ctx.bind(root, ready.written[root])
+                places[new[root]] = ready.written[root].storage
             elif self._is_part(root):
-                places[new[root]] = self._copied(root, layouts[root])
+                places[new[root]] = self._copied(root, ready.strides[root])
             else:
-                places[new[root]] = self._result(root, layouts[root])
+                places[new[root]] = self._result(root, ready.strides[root])
         slots = [places[key].slot for key in built.keys]
-        replay = self._replay(group, built, new, layouts)
+        replay = self._replay(group, built, new, ready.strides)
         spare: dict[int, int] = {}
         piece_of = 0
         if are_pieces(parts):
@@ -220,7 +239,7 @@ class Nests:
             pieces = f"in {len(parts)} launches, one for each part of a join: one would load all for each element"
             nbytes = cost(built.nest).nbytes
             self.decisions += (Decision(_names(group.nodes), True, pieces, nbytes, nbytes),)
-        for stage, kernel in emitted:
+        for stage, kernel in ready.emitted:
             buffers = [self._slot(stage, n, slots, spare) for n in range(len(stage.nest.buffers))]
             launch(
                 ctx,
@@ -233,11 +252,11 @@ class Nests:
                 item_ns=kernel.item_ns,
                 scratch_nbytes=kernel.scratch_nbytes,
                 piece_of=piece_of,
+                may_refuse=may_refuse(stage.nest),
                 label=" ".join(dict.fromkeys(n.op.split(".")[1] for n in group.nodes)),
                 about=About(str(stage.nest), group.nodes, cost(stage.nest).nbytes, cost(stage.nest).operations),
             )
-        self._note(group, emitted[-1][1].source.symbol)
-        return True
+        self._note(group, ready.emitted[-1][1].source.symbol)
 
     def _emitted(self, nest: Nest, number: int) -> tuple[EmittedKernel, ...]:
         """The kernels of a nest, with the steps that a schedule took on it, where they fit."""
@@ -266,10 +285,6 @@ class Nests:
         storage = self.ctx.memory_for(root, geometry)
         self.ctx.bind(root, Place(storage, geometry))
         return storage
-
-    def _targets(self, group: Group) -> dict[Value, Target]:
-        """Where results of a group may be written at once, because a write puts them there in the end."""
-        return {} if self._in_place is None else self._in_place.targets(group)
 
     def _is_part(self, root: Value) -> bool:
         return root.node is not None and part_of(root.node) is not None
@@ -362,6 +377,25 @@ class Nests:
             elif node not in self.ctx.nodes:
                 self.ctx.note(node, "fused", f"%{last}")
             self._gone.update(r for r in node.results if not self.ctx.is_bound(r))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """What a group's launch is made of; or, of targets, why its nest may not write to them.
+
+    written: where roots lie that are written to what is there. new: the key of each root's memory. places: the memory
+    of what is loaded, by key.
+    """
+
+    refused: Mapping[Value, str]
+    built: Built | None = None
+    parts: Sequence[Stage] = ()
+    emitted: Sequence[tuple[Stage, EmittedKernel]] = ()
+    targets: Mapping[Value, Target] = field(default_factory=dict)
+    written: Mapping[Value, Place] = field(default_factory=dict)
+    new: Mapping[Value, Hashable] = field(default_factory=dict)
+    strides: Mapping[Value, tuple[int, ...]] = field(default_factory=dict)
+    places: Mapping[Hashable, Storage] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ place), not run because nothing uses it, a number computed by the executor, or a
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """How one node runs. `target` is a symbol (a kernel's too), an overload or the node it was fused into; `where` its
-    source line.
+    """How one node runs. `target` is a symbol (a kernel's too), an overload, the node it was fused into, what a write
+    took, or why a write is a copy; `where` its source line.
     """
 
     value: str

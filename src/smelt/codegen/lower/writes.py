@@ -22,7 +22,8 @@ def lower_write(ctx: Context, node: Node) -> None:
     if place is None:
         raise cannot_lower(node, "its target comes from no input, parameter or buffer")
     if node in ctx.in_place:
-        ctx.builder.emit(Bump(place.storage.slot))
+        if ctx.in_place[node]:
+            ctx.builder.emit(Bump(place.storage.slot))
         ctx.writes_to_come -= 1
         ctx.bind(node.result, place)
         ctx.note(node, "in place", f"%{value.name}")
@@ -36,7 +37,7 @@ def lower_write(ctx: Context, node: Node) -> None:
     ctx.overwritten(place.storage)
     ctx.writes_to_come -= 1
     ctx.bind(node.result, place)
-    ctx.note(node, "copy")
+    ctx.note(node, "copy", ctx.why_copied.get(node, ""))
 
 
 def _needed_later(ctx: Context, node: Node) -> list[Value]:
