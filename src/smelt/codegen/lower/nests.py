@@ -168,8 +168,8 @@ class Nests:
             while (ready := self._ready(group, layouts, targets)).refused:
                 for root, why in ready.refused.items():
                     self.ctx.why_copied[targets.pop(root).write] = why
-        except (Unfusible, InternalError) as why_not:
-            self.decisions += (Decision(_names(group.nodes), False, str(why_not)),)
+        except (Unfusible, InternalError) as error:
+            self.decisions += (Decision(_names(group.nodes), False, str(error)),)
             return False
         self._launch(group, ready)
         return True
