@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from smelt._torch.autocast import is_composite
 from smelt.autodiff.activity import is_differentiated, may_depend, replace_in
 from smelt.autodiff.control import reverse_control
 from smelt.autodiff.shapes import fitted
@@ -15,6 +16,7 @@ from smelt.diag import SmeltError
 from smelt.ir import STATE_OPS, Arg, Node, Region, TensorType, TupleType, Value, print_node, values_in
 from smelt.ops.catalogue import gradient_of, record_of
 from smelt.ops.catalogue.gradients.forms import FORMS
+from smelt.ops.composites import as_torch_does
 from smelt.ops.effects import effects
 from smelt.ops.lowering import GraphEmitter, write
 from smelt.ops.record import Lowering
@@ -82,7 +84,7 @@ class Reverse:
                 self._expand(node)
 
     def _expand(self, node: Node) -> None:
-        form = FORMS.get(node.op) or _exact_lowering(node)
+        form = FORMS.get(node.op) or _exact_form(node)
         if form is None or node.mode:
             return
         builder = self.emitter.builder
@@ -196,9 +198,14 @@ class Reverse:
             self.add(given[i], grad)
 
 
-def _exact_lowering(node: Node) -> Lowering | None:
+def _exact_form(node: Node) -> Lowering | None:
+    """The same in simpler operators, of an operator without a gradient: as its record says, or as torch's code does."""
+    if gradient_of(node.op) is not None:
+        return None
     record = record_of(node.op)
-    return None if record is None or record.vjp is not None or not record.exact else record.lower
+    if record is not None and record.exact and record.lower is not None:
+        return record.lower
+    return as_torch_does(node.op) if is_composite(node.op) and not effects(node).rng else None
 
 
 def _count(node: Node) -> int:

@@ -20,7 +20,7 @@ from smelt.ir import Arg, TensorType, Value, values_in
 from smelt.ir.sizes import current_trace, is_symbolic
 from smelt.ops.convert import dummy_of, from_torch, to_torch
 from smelt.ops.record import Call, Emitter, Lowering
-from smelt.ops.registry import overload, schema_of
+from smelt.ops.registry import overload, schema_of, tags_of
 
 
 class CannotFollow(Exception):
@@ -51,7 +51,7 @@ def follow(op: str, b: Emitter, call: Mapping[str, Any]) -> Value:
     positional = [a.name for a in schema.positional]
     args = [walk.start(call[name]) for name in positional]
     kwargs = {name: walk.start(value) for name, value in call.items() if name not in positional}
-    with torch.no_grad(), intercepting(walk.step):
+    with torch.enable_grad(), intercepting(walk.step):
         result = found(*args, **kwargs)
     return walk.value(result)
 
@@ -80,6 +80,7 @@ class _Walk:
         self.started: dict[Value, torch.Tensor] = {}
         # Tensors are kept, so that no two have had the same identity.
         self.known: dict[int, tuple[torch.Tensor, Value]] = {}
+        self.shared: set[int] = set()
 
     def start(self, arg: Any) -> Any:
         """An argument of the composite, for torch."""
@@ -106,16 +107,43 @@ class _Walk:
     def step(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
         """One operator that the composite calls: a node, and a tensor like its result."""
         schema = raw_schema(func)
-        if schema.is_mutable or len(schema.returns) != 1:
-            raise CannotFollow
+        if len(schema.returns) != 1 or not torch.is_grad_enabled():
+            raise CannotFollow  # what it does without gradients is constant to autograd, and not to a graph
+        if schema.is_mutable:
+            return self.update(func, args, kwargs)
         if str(func) == "aten._reshape_alias.default":
             func, args, kwargs = torch.ops.aten.view.default, args[:2], {}
         made = self.b.call(str(func), *map(self._arg, args), **{k: self._arg(v) for k, v in kwargs.items()})
         if not isinstance(made.type, TensorType) or not made.type.is_static:
             raise CannotFollow
-        return self.keep(dummy_of(made.type), made)
+        result = self.keep(dummy_of(made.type), made)
+        if schema.returns[0].alias_info is not None:
+            self.shared.update(map(id, (result, *(arg for arg in args if isinstance(arg, torch.Tensor)))))
+        return result
+
+    def update(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
+        """An operator that works in place, on a tensor of the composite's own that no other shares."""
+        twin, target = _twin(str(func)), args[0]
+        is_own = isinstance(target, torch.Tensor) and all(target is not given for given in self.started.values())
+        if not twin or not is_own or id(target) in self.shared:
+            raise CannotFollow
+        before = self.value(target)
+        made = self.b.call(twin, *map(self._arg, args), **{k: self._arg(v) for k, v in kwargs.items()})
+        if made.type != before.type:
+            raise CannotFollow
+        return self.keep(target, made)
 
     def _arg(self, arg: Any) -> Arg:
         if isinstance(arg, torch.Tensor):
             return self.value(arg)
         return tuple(map(self._arg, arg)) if isinstance(arg, (list, tuple)) else from_torch(arg)
+
+
+def _twin(op: str) -> str:
+    """The operator of the same arguments that gives a new tensor; "" where there is none, or it draws numbers."""
+    namespace, base, variant = op.split(".")
+    twin = f"{namespace}.{base.removesuffix('_')}.{variant}"
+    schema, own = schema_of(twin), schema_of(op)
+    if twin == op or schema is None or own is None or "nondeterministic_seeded" in tags_of(op):
+        return ""
+    return twin if [a.name for a in schema.arguments] == [a.name for a in own.arguments] else ""
