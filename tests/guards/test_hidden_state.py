@@ -200,13 +200,16 @@ def test_attributes_that_a_function_sets_on_itself() -> None:
 
 
 def test_attributes_set_through_the_compiled_name() -> None:
-    @Builder().compile
+    @smelt.compile
     def counted(x: torch.Tensor) -> torch.Tensor:
         counted.n = getattr(counted, "n", 0) + 1
         return x * counted.n
 
-    with torch.no_grad(), pytest.warns(SmeltWarning, match="has effects"):
+    with torch.no_grad():
         assert [float(counted(torch.ones(()))) for _ in range(4)] == [1.0, 2.0, 3.0, 4.0]
+        counted.n = 10
+        assert [float(counted(torch.ones(()))) for _ in range(2)] == [11.0, 12.0]
+    assert not any("has effects" in reason for reason in counted.stats().fallbacks)
 
 
 def test_attributes_that_others_set_on_a_function() -> None:

@@ -7,7 +7,7 @@ import locale
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ import signal, socket, sys, threading, types, warnings
 import numpy as np
 import torch
 """
+_NOTES, _MODULE = "o.__annotations__['b'] = 2", "types.ModuleType('own')"
 # By name: what stands before the function, what it does at first, in the arm, and what it returns.
 _CASES = {
     "class of an object": ("class A: k = 1\nclass B: k = 2", "o = A()", "o.__class__ = B", "o.k"),
@@ -34,7 +35,11 @@ _CASES = {
     "name of a function": ("", "o = lambda: 1", "o.__name__ = 'other'", "o.__name__"),
     "text of a function": ("", "o = lambda: 1", "o.__doc__ = 'other'", "o.__doc__"),
     "attributes of a function": ("", "o = lambda: 1; o.k = 1", "o.__dict__ = {'k': 2}", "o.k"),
-    "annotations": ("", "o = lambda: 1", "o.__annotations__['a'] = 2", "o.__annotations__"),
+    "annotations": ("", "o = lambda: 1", _NOTES, "o.__annotations__"),
+    "new annotations": ("", "def o(a: 3): pass", "o.__annotations__ = {'b': 2}", "o.__annotations__"),
+    "annotations outside": ("def o(a: 3): pass", "o.__annotations__.pop('b', 0)", _NOTES, "len(o.__annotations__)"),
+    "annotations of a class": ("", "class o: a: 3", _NOTES, "o.__annotations__"),
+    "annotations of a module": ("", f"o = {_MODULE}; o.__annotations__ = {{}}", _NOTES, "o.__annotations__"),
     "code": ("", "o = lambda: 1", "o.__code__ = (lambda: 2).__code__", "o()"),
     "defaults outside": ("def o(a=1): return a", "o.__defaults__ = (1,)", "o.__defaults__ = (7,)", "o()"),
     "name outside": ("def o(): pass", "o.__name__ = 'o'", "o.__name__ = 'other'", "o.__name__"),
@@ -55,6 +60,7 @@ _CASES = {
     "count": ("def h(it): return next(it)", "o = itertools.count()", "h(o)", "next(o)"),
     "cache": ("o = functools.lru_cache(lambda a: [a])", "o.cache_clear(); q = o(1)", "o.cache_clear()", "o(1) is q"),
     "module": ("", "o = types.ModuleType('own'); o.k = 1", "o.k = 2", "o.k"),
+    "list of a module": ("", f"o = {_MODULE}; o.k = []", "o.k.append(2)", "o.k"),
     "module of Python's": ("", "math.own = 1", "math.own = 2", "math.own"),
     "modules": ("", "sys.modules.pop('own', None)", "sys.modules['own'] = sys", "'own' in sys.modules"),
     "recursion": ("", "sys.setrecursionlimit(3000)", "sys.setrecursionlimit(4000)", "sys.getrecursionlimit()"),
@@ -98,6 +104,17 @@ def _loaded(path: Path) -> ModuleType:
 @pytest.mark.parametrize("make", [smelt.compile, smelt.script], ids=["compile", "script"])
 @pytest.mark.parametrize("case", _CASES)
 def test_one_arm_is_nothing_to_the_other(case: str, make: Callable[[Any], Any], tmp_path: Path) -> None:
+    _arms_are_apart(case, make, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_annotations_and_lists_of_modules_in_one_arm(tmp_path: Path) -> None:
+    for case in _CASES:
+        if "annotations" in case or case == "list of a module":
+            _arms_are_apart(case, smelt.compile, tmp_path)
+
+
+def _arms_are_apart(case: str, make: Callable[[Any], Any], tmp_path: Path) -> None:
     before, first, arm, result = _CASES[case]
     path = tmp_path / "program_of_arms.py"
     lines = [before, "def f(x):", f"    {first}", f"    if x.sum() > 0: {arm}", f"    return x + 1, str(({result}))"]
@@ -116,13 +133,24 @@ def test_one_arm_is_nothing_to_the_other(case: str, make: Callable[[Any], Any], 
 own_settings = ModuleType("own_settings")
 
 
-def test_a_module_outside() -> None:
-    def program(x: torch.Tensor) -> torch.Tensor:
-        if x.sum() > 0:
-            own_settings.level = 3  # type: ignore[attr-defined]
-            own_settings.seen.append(1)  # type: ignore[attr-defined]
-        return x + len(own_settings.seen)
+def _by_name(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:
+        own_settings.level = 3  # type: ignore[attr-defined]
+        own_settings.seen.append(1)  # type: ignore[attr-defined]
+    return x + len(own_settings.seen)
 
+
+_HOLDER = SimpleNamespace(settings=own_settings)
+
+
+def _by_holder(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:
+        _HOLDER.settings.seen.append(1)
+    return x + len(_HOLDER.settings.seen)
+
+
+@pytest.mark.parametrize("program", [_by_name, _by_holder])
+def test_a_module_outside(program: Callable[[torch.Tensor], torch.Tensor]) -> None:
     found = []
     for run in (program, smelt.compile(program)):
         own_settings.seen, seen = [], []  # type: ignore[attr-defined]

@@ -200,11 +200,13 @@ class _Recorder:
             kept_by = self.roots.fills.cache_of(code)
             if kept_by is not None:
                 self.returns.expect(frame, partial(self.roots.reach_result, *kept_by))
+            gives = self.roots.annotations.expect(self.roots, code, frame, self.returns)
             if id(code) not in self.codes:
                 self._on_code(code, frame)
             elif self.roots.counts_calls(code):
                 self.roots.enter_again(frame)
-            return kept_by is None and id(code) in self.codes and not self.roots.counts_calls(code)
+            is_seen = id(code) in self.codes and not self.roots.counts_calls(code)
+            return kept_by is None and not gives and is_seen
         if event != "c_call":
             return False
         if arg.__name__ not in SUSPECT_NAMES or type(arg.__self__) is dict:
@@ -272,7 +274,7 @@ class _Recorder:
                 note_callers(frame, self.boundary, self.callers)
                 self.roots.enter_code(code, frame)
             return
-        if kind == "torch":
+        if kind in ("torch", "stdlib"):
             self.roots.enter_library_code(code, frame.f_globals)
         what = code_effect(code) if kind in ("stdlib", "torch") else None
         if what is not None and self._is_aside(frame.f_back):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from smelt._torch.annotations import annotation_held
 from smelt._torch.exact import MISSING, contents, same_contents, still
 from smelt._torch.record_patches import as_found
 from smelt.capture.reads_values import (
@@ -24,6 +25,7 @@ from smelt.capture.reads_values import (
     SPECIAL,
     cell_contents,
     class_attributes,
+    class_parts,
     has_own_lookup,
     instance_dict,
     is_special,
@@ -75,6 +77,8 @@ class Read(NamedTuple):
         "class"     the class owner's own attributes are value (a dict), but for those that key names
         "special"   the class owner has the bases and names of value (a dict), and of its own attributes those that key
                     names (MISSING: not there)
+        "annotation"  the function or class owner itself holds value as `key`, __annotations__ or __annotate__ (MISSING:
+                    not computed)
         "function"  (owner.__code__, owner.__defaults__, owner.__kwdefaults__) is value
         "object"    (type(owner), owner.__dict__) is value
         "module"    calling the nn.Module owner finds value: (type, __dict__, its tables of hooks, the methods it
@@ -468,6 +472,10 @@ def changes_of(roots: Roots) -> list[Change]:
         after = _now(fact)
         if not (same_contents(after, fact.value, still) if fact.kind == "class" else still(after, fact.value)):
             note(fact.spot, fact.name, fact.value, after, fact.site)
+    for cls, parts, site in roots.class_parts.values():
+        for name, before, after in zip(CLASS_PARTS, parts, class_parts(cls), strict=True):
+            if not still(after, before):
+                note((id(cls), name), f"{cls.__qualname__}.{name}", before, after, site)
     for container, copy, site in roots.copies.values():
         if id(container) in opened:
             continue
@@ -509,6 +517,8 @@ def _now(fact: Read) -> Any:
         return owner.get(MISSING)
     if kind == "class":
         return {name: held for name, held in class_attributes(owner).items() if name not in (key or ())}
+    if kind == "annotation":
+        return annotation_held(owner, key)
     if kind == "function":
         return (owner.__code__, owner.__defaults__, owner.__kwdefaults__)
     if kind == "array":

@@ -23,11 +23,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from smelt._torch.annotations import NAMES as ANNOTATIONS
 from smelt._torch.exact import MISSING, contents
 from smelt._torch.labels import key_labels
 from smelt._torch.lru import LRU_CACHE, cached_tensors, has_tensor, results_of, table_of
 from smelt.capture.events import watched
 from smelt.capture.fills import Fills
+from smelt.capture.reads_annotations import Annotations
 from smelt.capture.reads_arguments import ArgumentHeap, argument_parts
 from smelt.capture.reads_effects import DRAWS, LOCKS, file_kind, is_builtin_module, reads_all
 from smelt.capture.reads_facts import Change, RawRead, Read, Site, Store, changes_of, facts_of, state_path
@@ -59,6 +61,7 @@ from smelt.capture.reads_values import (
     as_written,
     cell_contents,
     class_attributes,
+    class_parts,
     has_own_lookup,
     has_standard_call,
     instance_dict,
@@ -105,11 +108,13 @@ class Roots:
         self.copies: dict[int, tuple[Any, Any, Site | None]] = {}
         self.facts: dict[tuple[str, int, Any], Read] = {}
         self.stores: dict[tuple[int, str], Store] = {}
+        self.class_parts: dict[int, tuple[type, tuple[Any, ...], Site | None]] = {}
         self.functions: dict[int, FunctionType] = {}
         self.refusals: list[tuple[str, str, Site | None]] = []
         self._tensors = TensorMarks()
         self._loggers = Loggers()
         self._supers = Supers()
+        self.annotations = Annotations()
         self._raw_asks = RawAsks()
         self._names: set[str] = set()  # that code which has run names
         self._texts: set[str] = set()  # those that it may ask for with `getattr`
@@ -213,6 +218,8 @@ class Roots:
                 self._reach_own(own, id(value), site)
         if kind not in ("opaque", "module", "lock"):
             getattr(self, f"_reach_{kind}")(value, site)
+        if kind in ("function", "class", "instance"):
+            self.annotations.meet(self, value)
 
     def _meet_tensor(self, tensor: torch.Tensor, parent: int, label: str, site: Site | None) -> None:
         """A tensor; what is read of what its attributes hold is seen where they hold it."""
@@ -286,8 +293,9 @@ class Roots:
     def _reach_own(self, own: dict[str, Any], owner: int, site: Site | None) -> None:
         self.rooted[id(own)] = Reached(own, owner, ".__dict__", site)
         self.copies[id(own)] = (own, dict(own), site)
+        is_state = self._is_given(own)  # and so is what it holds: that is not met from elsewhere
         for name, value in own.items():
-            self.reach(value, owner, f".{name}", site)
+            self.reach(value, id(own) if is_state else owner, f"[{name!r}]" if is_state else f".{name}", site)
 
     def _reach_method(self, method: MethodType, site: Site | None) -> None:
         self.reach(method.__func__, id(method), ".__func__", site)
@@ -425,6 +433,7 @@ class Roots:
         left = frozenset(name for name in own if (id(cls), name) in self.state)
         own = {name: member for name, member in own.items() if name not in left}
         label = cls.__qualname__ if left else None
+        self.class_parts[id(cls)] = cls, class_parts(cls), site
         self.facts["class", id(cls), None] = Read("class", cls, left or None, own, site, label, cls, self.name)
         for name, member in own.items():
             if kind_of(type(member)) in ("container", "instance", "array"):
@@ -467,6 +476,11 @@ class Roots:
         own_lookup = has_own_lookup(cls)
         if not self.patches.watch(cls, ignore) or own_lookup:
             self.widen(value, site)
+
+    def hold_container(self, container: Any, held: Any, parent: int, label: str, site: Site | None) -> None:
+        """A container that came to be during the run, with what it held when it was new."""
+        self.rooted.setdefault(id(container), Reached(container, parent, label, site))
+        self.copies[id(container)] = (container, held, site)
 
     def widen(self, value: Any, site: Site | None) -> None:
         """Hold the whole object to what it is now: its lookups are not ours to see."""
@@ -546,6 +560,7 @@ class Roots:
         texts = [text for text in known if isinstance(text, str)]
         self._hold_methods((*code.co_names, *texts), Site(code, 0))
         self._names.update(code.co_names, texts)
+        self.annotations.enter(self, code, texts)
         self._texts.update(texts)
         for module, *_ in list(self._held_modules.values()):
             self._read_held(module, (*code.co_names, *texts))
@@ -581,7 +596,8 @@ class Roots:
                 self.reach(held, 0, f"torch.Tensor.{name}", site)
 
     def enter_library_code(self, code: CodeType, namespace: dict[str, Any]) -> None:
-        """A function of torch's runs for the first time."""
+        """A function of torch's or of Python's runs for the first time."""
+        self.annotations.enter_library(self, code)
         if steps_by_gradients(code):
             self._names.add("grad")
         if not code.co_filename.startswith(_LAYERS):
@@ -671,7 +687,7 @@ class Roots:
                 self.fact("item", space, name, space[name], site, label)
                 value = space[name]
             elif isinstance(value, type):
-                raw = raw_lookup(value, name)
+                raw = raw_lookup(value, name) if name not in ANNOTATIONS else MISSING
                 if raw is MISSING or self.class_state(value, name):
                     return
                 self.fact("static", value, name, raw, site, label)
@@ -785,6 +801,7 @@ class Roots:
         for place, loaded in self._loaded:
             if not self._left_alone(place):
                 self.fact("loaded", sys.modules, None, loaded, place, "sys.modules")
+        self.annotations.finish(self)
         self._holders.clear()  # with all that their frames hold
         for generator, state, site in self._generators:
             if generator is not PYTHONS and generator.getstate() != state:

@@ -27,6 +27,7 @@ from typing import Any, Final, Literal
 
 import torch
 
+from smelt._torch.annotations import NAMES as ANNOTATIONS
 from smelt._torch.exact import MISSING
 from smelt._torch.record_patches import TRACKS
 from smelt.capture.reads_effects import file_kind
@@ -321,9 +322,11 @@ def class_attributes(cls: type) -> dict[str, Any]:
 
 # What a class is that its own namespace does not hold; what that holds by itself, or what may be put there unread.
 CLASS_PARTS: Final = ("__mro__", "__name__", "__qualname__")
+_PARTS = [type.__dict__[name] for name in CLASS_PARTS]
 _UNREAD = frozenset((
-    *CLASS_PARTS, "__dict__", "__weakref__", "__doc__", "__annotations__", "__module__", "__slotnames__",
+    *CLASS_PARTS, "__dict__", "__weakref__", "__doc__", "__module__", "__slotnames__",
     "__signature__", "__abstractmethods__", "__slots__", "__static_attributes__", "__firstlineno__",
+    *ANNOTATIONS, "__conditional_annotations__",
 ))  # fmt: skip
 # What Python looks up by itself, with another answer where there is none.
 SPECIAL: Final = (
@@ -393,6 +396,11 @@ SPECIAL: Final = (
     "__subclasscheck__",
     "__torch_function__",
 )
+
+
+def class_parts(cls: type) -> tuple[Any, ...]:
+    """What these are now, past the class's own class."""
+    return tuple(part.__get__(cls) for part in _PARTS)
 
 
 def is_special(name: str) -> bool:

@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from smelt._torch.annotations import annotation_held
 from smelt._torch.exact import MISSING, contents, same, same_contents, still
 from smelt._torch.labels import key_labels
 from smelt._torch.lru import cached_tensors, still_cached
@@ -78,6 +79,7 @@ _NOW: dict[str, Callable[[Any, Any], Any]] = {
     "unset": lambda owner, key: owner.__dict__.get(key, MISSING),
     "class": lambda owner, key: {k: v for k, v in _class_attributes(owner).items() if k not in (key or ())},
     "special": _special_now,
+    "annotation": annotation_held,
     "function": lambda owner, _: (owner.__code__, owner.__defaults__, owner.__kwdefaults__),
     "object": lambda owner, _: (type(owner), owner.__dict__),
     "module": lambda owner, _: _module_now(owner),

@@ -24,6 +24,7 @@ from itertools import chain, count
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
+from smelt._torch.annotations import annotate_held, annotations_held, put_annotations
 from smelt._torch.exact import MISSING
 from smelt.capture.reads_values import field_of, fields_of_errors
 
@@ -118,12 +119,21 @@ def _set_all(names: Sequence[str]) -> Callable[[Any, Any], None]:
     return put
 
 
-_OF_FUNCTIONS = ["__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__doc__", "__module__", "__dict__"]
-HAVE_ANNOTATIONS = sys.version_info < (3, 14)
-"""Whether functions hold their annotations. Of later ones they are computed, by the user's code."""
-if HAVE_ANNOTATIONS:
-    _OF_FUNCTIONS.append("__annotations__")
-FUNCTIONS = _Kind(attrgetter(*_OF_FUNCTIONS), _set_all(_OF_FUNCTIONS))
+_OF_FUNCTIONS = ("__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__doc__", "__module__", "__dict__")
+_plain_fields, _put_plain_fields = attrgetter(*_OF_FUNCTIONS), _set_all(_OF_FUNCTIONS)
+
+
+def _read_function(function: Any) -> tuple[Any, ...]:
+    return (*_plain_fields(function), annotate_held(function), annotations_held(function))
+
+
+def _put_function(function: Any, old: tuple[Any, ...]) -> None:
+    *fields, annotate, annotations = old
+    _put_plain_fields(function, fields)
+    put_annotations(function, annotate, annotations)
+
+
+FUNCTIONS = _Kind(_read_function, _put_function)
 CODES = _Kind(attrgetter("__code__", "__name__"), _set_all(("__code__", "__name__")))
 _OF_CLASSES = [type.__dict__[name] for name in ("__bases__", "__name__", "__qualname__")]
 

@@ -8,6 +8,7 @@ Invariant: what a walk from the same roots would come to is what was come to the
 
 from __future__ import annotations
 
+import gc
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +19,8 @@ from typing import Any
 
 import torch
 
-from smelt.capture.staging.containers import MISSING, holds_the_same
+from smelt._torch.annotations import annotations_held
+from smelt.capture.staging.containers import MISSING, are_the_same, holds_the_same
 from smelt.capture.staging.hidden import Fields
 from smelt.capture.staging.walk import Walk, fields_of, slot_in
 
@@ -26,7 +28,10 @@ _SIZE = 128
 """So many containers are compared at once: where one is different, each of these is looked at."""
 
 _CONTENTS = attrgetter("cell_contents")
-_OF_FUNCTIONS = tuple(map(attrgetter, ("__code__", "__defaults__", "__kwdefaults__")))
+_OF_FUNCTIONS: tuple[Callable[[Any], Any], ...] = (
+    *map(attrgetter, ("__code__", "__defaults__", "__kwdefaults__")),
+    annotations_held,
+)
 _Pair = tuple[Any, Any]
 
 
@@ -115,6 +120,7 @@ class Settled:
         self._states = [state for _, _, state in walk.objects if state is not None]
         self._functions = [function for functions in walk.functions.values() for function in functions]
         self._of_functions = [(get, list(map(get, self._functions))) for get in _OF_FUNCTIONS]
+        self._held_by_functions = gc.get_referents(*self._functions)
 
     def fields(self) -> list[Fields]:
         """What objects of the kinds that there are most of hold beside containers."""
@@ -137,7 +143,7 @@ class Settled:
         changed = [container for container, _ in self.changed()]
         again = [*self._to_visit(changed), *self._leading_elsewhere()]
         copied = self.copies.keys() - map(id, changed) if changed else self.copies
-        walk = Walk(without, known=self._walk.seen, copied=copied)
+        walk = Walk(without, known=self._walk.seen, copied=copied, names=self._walk.names)
         walk.run(roots, again)
         return walk
 
@@ -145,12 +151,14 @@ class Settled:
         for container in changed:
             if id(container) in self._walk.seen or isinstance(container, type):
                 yield container
+            if id(container) in self._walk.modules:
+                yield self._walk.modules[id(container)]
             # Of globals only the names are gone to that a function has.
             yield from self._walk.functions.get(id(container), ())
 
     def _leading_elsewhere(self) -> Iterator[Any]:
         """What is no container, and refers to something else than it did: an object of another class, with another
-        dictionary, with something else in a slot, a function with other code or defaults.
+        dictionary, with something else in a slot, a function with other code, defaults or annotations.
         """
         if not all(map(is_, map(type, self._objects), self._classes)) or not all(
             map(is_, map(object.__getattribute__, self._with_state, repeat("__dict__")), self._states)
@@ -158,7 +166,9 @@ class Settled:
             for value, cls, state in self._walk.objects:
                 if type(value) is not cls or (state is not None and slot_in(value, "__dict__") is not state):
                     yield value
-        for get, held in self._of_functions:
+        # All that functions refer to is compared at once: each is looked at only where something is another.
+        are_as_they_were = are_the_same(gc.get_referents(*self._functions), self._held_by_functions)
+        for get, held in () if are_as_they_were else self._of_functions:
             if not all(map(is_, map(get, self._functions), held)):
                 yield from (f for f, old in zip(self._functions, held, strict=True) if get(f) is not old)
         for value, name, old in self._walk.slots:

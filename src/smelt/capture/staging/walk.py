@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 
+from smelt._torch.annotations import annotations_held
 from smelt._torch.lru import LRU_CACHE, table_of
 from smelt._torch.shadow import attributes
 from smelt.capture.reads_arguments import slots_of
 from smelt.capture.reads_values import HOOKED, home_of
 from smelt.capture.roots import is_skipped_class, is_skipped_function, is_skipped_module, names_in
 from smelt.capture.staging.containers import MISSING, contents, has_slots_only
-from smelt.capture.staging.hidden import CLASSES, CODES, FUNCTIONS, HAVE_ANNOTATIONS, OBJECTS, Fields, is_keeper
+from smelt.capture.staging.hidden import CLASSES, CODES, FUNCTIONS, OBJECTS, Fields, is_keeper
 from smelt.capture.staging.symbols import StagedObject
 
 _ATOMS = (
@@ -84,11 +85,19 @@ class Walk:
     functions: by id of their globals. classes: those that are not a library's. caches: of functions. seen: ids of all
     that was come to, keep: these themselves.
 
-    known: ids of what needs no visit, it was seen by another walk, as were the containers `copied`.
+    modules: by id of their globals, those that are no library's; names: those in code, by which it may come to what
+    these hold.
+
+    known: ids of what needs no visit, it was seen by another walk, as were the containers `copied`, and the names.
     """
 
     def __init__(
-        self, without: set[int], hidden: bool = False, known: Collection[int] = (), copied: Collection[int] = ()
+        self,
+        without: set[int],
+        hidden: bool = False,
+        known: Collection[int] = (),
+        copied: Collection[int] = (),
+        names: Iterable[str] = (),
     ) -> None:
         self._hidden = hidden
         self.copies: dict[int, tuple[Any, Any]] = {}
@@ -100,6 +109,8 @@ class Walk:
         self.slots: list[tuple[Any, str, Any]] = []
         self.functions: dict[int, list[types.FunctionType]] = {}
         self.classes: list[type] = []
+        self.modules: dict[int, types.ModuleType] = {}
+        self.names: set[str] = set(names)
         self.seen: set[int] = set(known)
         self.keep: list[Any] = []
         self._copied = copied
@@ -111,8 +122,14 @@ class Walk:
         self._stack.extend(again)
         for root in roots:
             self._add(root)
-        while self._stack:
-            self._visit(self._stack.pop())
+        gone_to = (0, 0)
+        while self._stack or gone_to != (len(self.modules), len(self.names)):
+            while self._stack:
+                self._visit(self._stack.pop())
+            gone_to = len(self.modules), len(self.names)
+            for space in map(vars, self.modules.values()):
+                for item in [item for name, item in space.items() if name in self.names]:
+                    self._held(item, space)
 
     def _add(self, value: Any) -> None:
         kind = type(value)
@@ -158,6 +175,7 @@ class Walk:
         if kind is types.ModuleType:
             if is_own_module(value) and id(vars(value)) not in self._without:
                 self._copy(vars(value))
+                self.modules[id(vars(value))] = value
             return
         is_of_the_log = _is_of_the_log(value)
         if is_of_the_log:
@@ -220,35 +238,20 @@ class Walk:
         for item in (function.__defaults__, function.__kwdefaults__):
             if item:
                 self._add(item)
-        if HAVE_ANNOTATIONS:
-            self._copy(function.__annotations__)
+        if (annotations := annotations_held(function)) is not MISSING:
+            self._copy(annotations)
         names, namespace = names_in(function.__code__), function.__globals__
         self.functions.setdefault(id(namespace), []).append(function)
         if is_skipped_function(function) or _is_installed(function.__module__):
             return
         self.hidden.append(function)
+        self.names.update(names, _texts_in(function.__code__))
         if not names:
             return
         self._copy(namespace)
         for name in names:
             if name in namespace:
                 self._held(namespace[name], namespace)
-                if type(namespace[name]) is types.ModuleType:
-                    self._module(namespace[name], {*names, *_texts_in(function.__code__)})
-
-    def _module(self, module: types.ModuleType, names: Collection[str]) -> None:
-        """A module of the user's that code names: what of it is named, too, may be anything that it holds."""
-        space = vars(module)
-        if not is_own_module(module):
-            return
-        if id(space) not in self._without:
-            self._copy(space)
-            for name in names:
-                held = space.get(name, module)
-                if held is not module:
-                    self._held(held, space)
-                    if type(held) is types.ModuleType and held.__name__.startswith(module.__name__):
-                        self._module(held, names)
 
     def _class(self, cls: type) -> None:
         for base in cls.__mro__:
