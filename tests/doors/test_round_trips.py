@@ -8,12 +8,14 @@ import pickle
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
 
 import smelt
 from smelt import CaptureError
@@ -79,18 +81,30 @@ def test_out_and_in_again(case: Case) -> None:
 
 
 @pytest.mark.spread(6)
-@pytest.mark.parametrize("case", [c for c in CASES if not c.calls[0][1]], ids=lambda c: c.name)
+@pytest.mark.parametrize("case", CASES, ids=_NAMES)
 def test_in_from_make_fx(case: Case) -> None:
     """Flat inputs, ATen only, with what torch noted of them: no example is needed."""
     module = case.make().eval()
-    leaves = torch.utils._pytree.tree_leaves(fresh(case.calls[0])[0])
-    if not all(isinstance(leaf, torch.Tensor) for leaf in leaves) or case.name in ("nested", "buffers"):
-        pytest.skip("make_fx takes tensors, and burns others in")
     with torch.no_grad():
-        gm = make_fx(module, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
+        flat, tensors = _flat(module, case.calls[0])
+        gm = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
+        eager = copy.deepcopy(module)  # whose buffers torch has written in tracing it
         program = smelt.from_fx(gm)
-        for args, kwargs in case.calls:
-            assert_same_call(program, case.make().eval() if case.name != "state" else module, args, kwargs)
+        for call in case.calls:
+            assert_same_call(program, *_flat(eager, call), {})
+
+
+def _flat(module: torch.nn.Module, call: Any) -> tuple[Callable[..., Any], list[torch.Tensor]]:
+    """A call as a function of its tensors, and these."""
+    leaves, form = pytree.tree_flatten(fresh(call))
+
+    def flat(*tensors: torch.Tensor) -> Any:
+        left = iter(tensors)
+        given = [next(left) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        args, kwargs = pytree.tree_unflatten(given, form)
+        return module(*args, **kwargs)
+
+    return flat, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def test_a_container_of_the_arguments_is_returned() -> None:

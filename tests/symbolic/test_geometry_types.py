@@ -24,6 +24,14 @@ from smelt.ops.typing import infer
 _HINTS = {2: "A", 3: "B", 4: "C", 5: "D", 6: "E", 7: "F", 8: "G", 9: "H"}
 # These give sizes that follow the data, or have no integer to try with.
 _UNTOLD = ("aten.nonzero.default", "aten.masked_select.default")
+# Of these the types of some samples are told with the sizes at hand only.
+_PARTLY = frozenset((
+    "aten.reshape.default", "aten.reshape_as.default", "aten.split.Tensor", "aten.chunk.default", "aten.unbind.int",
+    "aten.conv1d.default", "aten.conv1d.padding", "aten._grouped_mm.default", "aten.layer_norm.default",
+    "aten.scaled_dot_product_attention.default", "aten.rms_norm.default", "aten.group_norm.default", "aten.lstm.input",
+    "aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input", "aten.lstm_cell.default", "aten.gru_cell.default",
+    "aten._pack_padded_sequence.default", "aten._pad_packed_sequence.default",
+))  # fmt: skip
 
 
 def _symbolic(type_: Type, trace: Trace) -> Type:
@@ -97,17 +105,7 @@ def test_types_hold_at_other_sizes(name: str) -> None:
                 assert tuple(_evaluated(t, at) for t in found) == wanted, (point, found, wanted, trace.guards)
         assert not trace.leaks
     assert tried
-    _TOLD[name] = told / tried
-
-
-_TOLD: dict[str, float] = {}
-
-
-def test_most_are_told() -> None:
-    """Of a run of the test above: what is not told is the exception."""
-    if len(_TOLD) < 100:
-        pytest.skip("a part of the tests was run")
-    assert sum(_TOLD.values()) / len(_TOLD) > 0.9, [n for n, share in _TOLD.items() if share < 1]
+    assert (told < tried) == (name in _PARTLY), (told, tried)
 
 
 def _values(args: Sequence[Arg]) -> list[Value]:
