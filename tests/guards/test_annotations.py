@@ -1,6 +1,6 @@
 """Annotations that a program reads or changes, and others between its calls: as in eager mode on each Python.
 
-From Python 3.14 on they are computed when somebody first asks for them.
+From Python 3.14 on they are computed at the first read.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def test_annotations(cases: dict[str, Any], tmp_path: Path, monkeypatch: pytest.
                     assert float(compiled(x)) == float(eager.f(x)), (case, change)
 
 
-def test_a_program_that_asks_for_a_signature_is_compiled_at_once() -> None:
+def test_a_program_that_reads_a_signature_is_compiled_at_once() -> None:
     def named(a: torch.Tensor, b: int = 2) -> None: ...
 
     def program(x: torch.Tensor) -> torch.Tensor:

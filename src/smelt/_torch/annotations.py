@@ -1,7 +1,7 @@
 """Annotations of functions and classes as Python holds them.
 
 Until Python 3.13 these are a dictionary. From 3.14 on they are a function that computes it, and the dictionary only
-once somebody has asked for it.
+once somebody has read it.
 
 Invariant: nothing of the user's is called, so nothing is computed.
 """
@@ -17,9 +17,9 @@ from typing import Any, Final
 from smelt._torch.exact import MISSING
 
 ARE_COMPUTED: Final = sys.version_info >= (3, 14)
-"""Whether annotations are computed when somebody first asks for them."""
+"""Whether annotations are computed at the first read."""
 NAMES: Final = frozenset({"__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__"})
-"""What functions, classes and modules have, and code asks for, because of annotations."""
+"""What functions, classes and modules have, and code reads, because of annotations."""
 
 
 def annotations_held(owner: Any) -> Any:

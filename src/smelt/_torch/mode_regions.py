@@ -76,6 +76,10 @@ class Regions:
         """It ends."""
         self.without_autocast = self._autocast_before.get(id(region), self.without_autocast)
 
+    def clear(self) -> None:
+        """Autocast forgets the casts that it keeps."""
+        self.times_cleared += 1
+
 
 Active = Callable[[], Regions | None]
 """What the calling thread's recorded run has set; None where nothing is recorded."""
@@ -88,11 +92,17 @@ def _tracking(make: Callable[[Any], Any], original: Any) -> Any:
     return made
 
 
+def _enter_autocast(regions: Regions, region: Any, caller: FrameType) -> None:
+    regions.enter_autocast(region, str(getattr(region, "device", "cpu")), getattr(region, "_enabled", True))
+
+
 @contextlib.contextmanager
 def watching_regions(patches: Patches, active: Active) -> Iterator[None]:
     """Have the thread's regions be noted in the block."""
 
-    def entering(original: Any) -> Any:
+    def entering(original: Any, is_made: bool = False) -> Any:
+        """is_made: the region is only made, and sets its mode by that."""
+
         def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
             regions = active()
             if regions is None:
@@ -100,85 +110,44 @@ def watching_regions(patches: Patches, active: Active) -> Iterator[None]:
             before = regions.is_set
             result = original(self, *args, **kwargs)
             regions.enter(self, before)
-            return result
-
-        return enter
-
-    def leaving(original: Any) -> Any:
-        def leave(self: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(self, *args, **kwargs)
-            regions = active()
-            if regions is not None:
-                regions.leave(self)
-            return result
-
-        return leave
-
-    def making(original: Any) -> Any:
-        def make(self: Any, *args: Any, **kwargs: Any) -> Any:
-            regions = active()
-            if regions is None:
-                return original(self, *args, **kwargs)
-            before = regions.is_set
-            result = original(self, *args, **kwargs)
-            regions.enter(self, before)
-            regions.is_set = before
-            regions.set(sys._getframe(1))
-            return result
-
-        return make
-
-    def setting(original: Any) -> Any:
-        def set_(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            regions = active()
-            if regions is not None:
+            if is_made:
+                regions.is_set = before
                 regions.set(sys._getframe(1))
             return result
 
-        return set_
-
-    def entering_autocast(original: Any) -> Any:
-        def enter(self: Any) -> Any:
-            result = original(self)
-            regions = active()
-            if regions is not None:
-                regions.enter_autocast(self, str(getattr(self, "device", "cpu")), getattr(self, "_enabled", True))
-            return result
-
         return enter
 
-    def leaving_autocast(original: Any) -> Any:
-        def leave(self: Any, *args: Any) -> Any:
-            result = original(self, *args)
+    def noted(original: Any, note: Callable[[Regions, Any, FrameType], object]) -> Any:
+        """note: is told of each call that has ended, its first argument and who called."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
             regions = active()
             if regions is not None:
-                regions.leave_autocast(self)
+                note(regions, args[0] if args else None, sys._getframe(1))
             return result
 
-        return leave
+        return call
 
-    def clearing(original: Any) -> Any:
-        def clear() -> Any:
-            regions = active()
-            if regions is not None:
-                regions.times_cleared += 1
-            return original()
-
-        return clear
-
+    leaving = partial(noted, note=lambda regions, region, _: regions.leave(region))
+    setting = partial(noted, note=lambda regions, _, caller: regions.set(caller))
+    entering_autocast = partial(noted, note=_enter_autocast)
+    leaving_autocast = partial(noted, note=lambda regions, region, _: regions.leave_autocast(region))
+    clearing = partial(noted, note=lambda regions, *_: regions.clear())
+    grad_modes = (torch.no_grad, torch.enable_grad, torch.inference_mode)
+    wrappers: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
+        *((cls, "__enter__", entering) for cls in grad_modes),
+        *((cls, "__exit__", leaving) for cls in grad_modes),
+        # It sets the mode when it is made, for it may be called as a function; as a decorator it undoes that.
+        (torch.set_grad_enabled, "__init__", partial(entering, is_made=True)),
+        (torch.set_grad_enabled, "__enter__", setting),
+        (torch.set_grad_enabled, "__exit__", leaving),
+        (torch.set_grad_enabled, "__call__", leaving),
+        (torch.autocast, "__enter__", entering_autocast),
+        (torch.autocast, "__exit__", leaving_autocast),
+        (torch, "clear_autocast_cache", clearing),
+    )
     with contextlib.ExitStack() as stack:
-        for owner, name, make in (
-            *((cls, "__enter__", entering) for cls in (torch.no_grad, torch.enable_grad, torch.inference_mode)),
-            *((cls, "__exit__", leaving) for cls in (torch.no_grad, torch.enable_grad, torch.inference_mode)),
-            # It sets the mode when it is made, for it may be called as a function; as a decorator it undoes that.
-            (torch.set_grad_enabled, "__init__", making),
-            (torch.set_grad_enabled, "__enter__", setting),
-            (torch.set_grad_enabled, "__exit__", leaving),
-            (torch.set_grad_enabled, "__call__", leaving),
-            (torch.autocast, "__enter__", entering_autocast),
-            (torch.autocast, "__exit__", leaving_autocast),
-            (torch, "clear_autocast_cache", clearing),
-        ):
+        for owner, name, make in wrappers:
             stack.enter_context(patches.replaced(owner, name, partial(_tracking, make)))
         yield

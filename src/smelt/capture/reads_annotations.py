@@ -1,6 +1,6 @@
 """What a program reads and changes of annotations: of functions, where no hook sees it, and of classes.
 
-Most programs ask for none. From the first code on that names them, those count of each function and class that the run
+Most programs read none. From the first code on that names them, those count of each function and class that the run
 has reached, or will reach: the dictionary, what it holds and, from Python 3.14 on, the function that computes it.
 
 Invariant: none is computed here. A dictionary that the run itself has computed is no change; what it held when it was
@@ -33,15 +33,15 @@ class Annotations:
     """The functions and classes whose annotations count, and what was computed of them by the run."""
 
     def __init__(self) -> None:
-        self._asked: Site | None = None  # the code that named annotations first
+        self._named: Site | None = None  # the code that named annotations first
         self._owners: dict[int, Any] = {}
         self._annotates: dict[int, Any] = {}  # by the id of the code that computes them, whose they are
         self._computed: dict[int, tuple[Any, dict[Any, Any]]] = {}
 
     def enter(self, roots: Roots, code: CodeType, texts: Iterable[str]) -> None:
-        """Code that runs for the first time. texts: what it may ask for with `getattr`."""
-        if self._asked is None and not NAMES.isdisjoint((*code.co_names, *texts)):
-            self._asked = Site(code, 0)
+        """Code that runs for the first time. texts: what it may read with `getattr`."""
+        if self._named is None and not NAMES.isdisjoint((*code.co_names, *texts)):
+            self._named = Site(code, 0)
             for reached in list(roots.rooted.values()):
                 self.meet(roots, reached.value)
 
@@ -51,7 +51,7 @@ class Annotations:
 
     def meet(self, roots: Roots, value: Any) -> None:
         """A value that the run has reached."""
-        if self._asked is None:
+        if self._named is None:
             return
         if type(value) is FunctionType:
             if file_kind(value.__code__.co_filename) == "user":
@@ -68,11 +68,11 @@ class Annotations:
         held, annotate = annotations_held(owner), annotate_held(owner)
         label = f"{owner.__qualname__}.{_HELD}" if isinstance(owner, type) else None
         kind = "annotation" if ARE_COMPUTED or label is not None else "attr"
-        roots.fact(kind, owner, _HELD, held, self._asked, label)
+        roots.fact(kind, owner, _HELD, held, self._named, label)
         if held is not MISSING:
-            roots.reach(held, id(owner), f".{_HELD}", self._asked)
+            roots.reach(held, id(owner), f".{_HELD}", self._named)
         if ARE_COMPUTED:
-            roots.fact("annotation", owner, _ANNOTATE, annotate, self._asked)
+            roots.fact("annotation", owner, _ANNOTATE, annotate, self._named)
             if type(annotate) is FunctionType:
                 self._annotates.setdefault(id(annotate.__code__), owner)
 
@@ -88,7 +88,7 @@ class Annotations:
         if type(made) is dict:
             self._computed[id(made)] = made, dict(made)
             for name, value in made.items():
-                roots.reach(value, id(owner), f".{_HELD}[{name!r}]", self._asked)
+                roots.reach(value, id(owner), f".{_HELD}[{name!r}]", self._named)
 
     def finish(self, roots: Roots) -> None:
         """The run has ended: what it computed counts as if it had been there."""
@@ -99,7 +99,7 @@ class Annotations:
                 continue
             now = annotations_held(owner)
             if now is MISSING:
-                if not isinstance(owner, type):  # nobody has asked for them
+                if not isinstance(owner, type):  # nobody has read them
                     del roots.facts[place]
                 continue
             annotate = roots.facts.get(("annotation", number, _ANNOTATE))
@@ -108,4 +108,4 @@ class Annotations:
             roots.facts[place] = fact._replace(value=now)
             is_made_empty = annotate is None or annotate.value is None  # by Python, for a class without any
             _, new = self._computed.get(id(now), (now, {} if is_made_empty else dict(now)))
-            roots.hold_container(now, new, number, f".{_HELD}", self._asked)
+            roots.hold_container(now, new, number, f".{_HELD}", self._named)

@@ -70,6 +70,8 @@ class Trait(Flag):
     """A view of all elements with the dimensions in another order."""
     RESHAPES = auto()
     """The same elements in the same order, under other sizes."""
+    TO_SIZES = auto()
+    """One that reshapes to the sizes that its second argument lists."""
     SAME_VALUES = auto()
     """Each element is one of the operand's, as it was or cast: copies, casts, `expand`."""
     ITEM_OF = auto()

@@ -6,11 +6,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from smelt.ir import Value
+from smelt.ops.record import Trait
+from smelt.ops.sets import where
 from smelt.passes.base import call_of
 from smelt.passes.matching import same_sizes, static_tensor
 
-_VIEWS = ("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default")
+_VIEWS = where(Trait.TO_SIZES)
 _COPIES = ("aten.clone.default", "aten.contiguous.default")
 
 
@@ -38,7 +42,7 @@ def shared_heads(value: Value, query_heads: int) -> Value | None:
     return found if fits else None
 
 
-def _source(value: Value | None, ops: tuple[str, ...]) -> Value | None:
+def _source(value: Value | None, ops: Collection[str]) -> Value | None:
     """The first operand of the node that makes a value, if that is one of `ops`."""
     node = None if value is None else value.node
     return next(node.operands(), None) if node is not None and node.op in ops else None

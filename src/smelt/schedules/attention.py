@@ -18,6 +18,8 @@ import torch
 from smelt.ir import Arg, Graph, Node, TensorType, Value, parse
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.evaluate import constant
+from smelt.ops.record import Trait
+from smelt.ops.sets import where
 from smelt.schedules.attend import FILLS, layout_of
 from smelt.scheduling import Match
 from smelt.scheduling.forms import is_idle
@@ -26,7 +28,7 @@ _MATMUL = ("aten.matmul.default", "aten.bmm.default")
 _EINSUM, _BADDBMM = "aten.einsum.default", "aten.baddbmm.default"
 _SOFTMAX = "aten.softmax.int"
 _CASTS = ("to", "_to_copy", "type_as", "float")
-_VIEWS = ("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default")
+_VIEWS = where(Trait.TO_SIZES)
 MASKS = ("mask", "mask2")
 _MASKING = ("add", "sub", *FILLS)
 _MOST_SIZES = 5

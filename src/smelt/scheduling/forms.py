@@ -18,7 +18,7 @@ from smelt.ops.sets import bases_where, where
 STATE = frozenset(STATE_OPS)
 VIEW = "view"
 TRANSPOSE = "aten.transpose.int"
-_VIEWS = frozenset({"aten.view.default", "aten.reshape.default", "aten._unsafe_view.default"})
+_VIEWS = where(Trait.TO_SIZES)
 _TENSOR_OR_NUMBER = frozenset(
     base for base in bases_where(Trait.TAKES_RUN_NUMBERS)
     if record_of(f"aten.{base}.Tensor") and overload(f"aten.{base}.Scalar")

@@ -167,6 +167,6 @@ SYNONYMS: tuple[OpRecord, ...] = (
         "torch.Tensor.view",
         fixed(lambda: [sample(floats(3, 4), [12])]),
         "maybe",
-        traits=Trait.AT_START | Trait.CARRIES_STRIDES | Trait.RESHAPES | Trait.WHOLE_VIEW,
+        traits=Trait.AT_START | Trait.CARRIES_STRIDES | Trait.RESHAPES | Trait.TO_SIZES | Trait.WHOLE_VIEW,
     ),
 )

@@ -259,7 +259,12 @@ VIEWS: tuple[OpRecord, ...] = (
             ]
         ),
         "torch.Tensor.view",
-        traits=Trait.AT_START | Trait.CARRIES_STRIDES | Trait.ITEM_OF | Trait.RESHAPES | Trait.WHOLE_VIEW,
+        traits=Trait.AT_START
+        | Trait.CARRIES_STRIDES
+        | Trait.ITEM_OF
+        | Trait.RESHAPES
+        | Trait.TO_SIZES
+        | Trait.WHOLE_VIEW,
     ),
     _view(
         "reshape.default",
@@ -272,6 +277,7 @@ VIEWS: tuple[OpRecord, ...] = (
         | Trait.IGNORES_AUTOCAST
         | Trait.ITEM_OF
         | Trait.RESHAPES
+        | Trait.TO_SIZES
         | Trait.WHOLE_VIEW,
     ),
     _view(

@@ -282,7 +282,7 @@ RULES: dict[str, Rule] = {
     "aten.unsqueeze.default": views.unsqueeze,
     "aten.squeeze.dim": views.squeeze,
     **dict.fromkeys(("aten.permute.default", "aten.transpose.int", "aten.t.default"), views.permute),
-    **dict.fromkeys(("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default"), views.view),
+    **dict.fromkeys(where(Trait.TO_SIZES), views.view),
     "aten.flatten.using_ints": views.flatten,
     "aten.expand.default": views.expand,
     # along rows, and over them
