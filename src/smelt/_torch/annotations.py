@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any, Final
 
 from smelt._torch.exact import MISSING
@@ -43,9 +42,9 @@ def annotation_held(owner: Any, name: str) -> Any:
     return annotate_held(owner) if name == "__annotate__" else annotations_held(owner)
 
 
-def _computed(function: FunctionType) -> Any:
+def _computed(function: Any) -> Any:
     """Among all that the function refers to, the one dictionary that has no other name."""
-    if function.__annotate__ is None:  # type: ignore[attr-defined]
+    if function.__annotate__ is None:
         return function.__annotations__  # an empty one, if there is none yet
     named = (
         function.__globals__, function.__builtins__, function.__kwdefaults__, function.__dict__, function.__doc__,
@@ -60,13 +59,13 @@ def _computed(function: FunctionType) -> Any:
     return MISSING
 
 
-_held_by: Callable[[FunctionType], Any] = _computed if ARE_COMPUTED else lambda function: function.__annotations__
+_held_by: Callable[[Any], Any] = _computed if ARE_COMPUTED else lambda function: function.__annotations__
 
 
-def put_annotations(function: FunctionType, annotate: Any, held: Any) -> None:
+def put_annotations(function: Any, annotate: Any, held: Any) -> None:
     """Have a function hold these again. Nothing gives it both: then it holds the dictionary, which people read."""
     if not ARE_COMPUTED or held is not MISSING:
         if annotations_held(function) is not held:
             function.__annotations__ = held
     elif annotate_held(function) is not annotate or annotations_held(function) is not MISSING:
-        function.__annotate__ = annotate  # type: ignore[attr-defined]
+        function.__annotate__ = annotate
