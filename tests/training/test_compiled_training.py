@@ -277,6 +277,47 @@ def test_gradients_of_gradients() -> None:
     assert is_compiled(compiled)
 
 
+class Decaying(nn.Module):
+    """What the gradient needs of a buffer is what it held before the call wrote to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor([2.0, 3.0]))
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.scale.clone()
+        self.scale.mul_(10)
+        return (x * self.weight * scale).sum()
+
+
+def test_a_buffer_that_is_written_after_its_use() -> None:
+    model, other, compiled = pair(Decaying)
+    for _ in range(3):
+        for m in (model, compiled):
+            m.zero_grad()
+            m(torch.ones(2)).backward()
+        assert torch.equal(model.weight.grad, other.weight.grad)
+    assert is_compiled(compiled)
+
+
+def test_a_buffer_that_is_written_and_needed() -> None:
+    """Eager refuses it on the way back; so does what is compiled, or eager runs."""
+
+    def program(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
+        y = x * w * buffer
+        buffer.mul_(10)
+        return y.sum()
+
+    compiled = smelt.compile(program, options={"train": True})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", smelt.SmeltWarning)
+        for _ in range(3):
+            loss = compiled(torch.ones(2), torch.ones(2, requires_grad=True), torch.tensor([2.0, 3.0]))
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+
+
 def test_results_that_are_arguments() -> None:
     def program(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         return x, (x * w).sum()

@@ -96,12 +96,15 @@ def _behind(graph: Graph, cotangents: Iterable[Value]) -> set[Node]:
 def _saved(graph: Graph, primals: Sequence[Value], behind: set[Node], joint: Joint) -> list[Value]:
     net = Network()
     source, sink = net.vertex(), net.vertex()
+    # What the forward half writes to has other numbers behind it.
+    lasting = set(primals).difference(v for n in graph.body if n.op == "write" for v in values_in(n.args[0]))
+    given = set(primals)
     entry: dict[Value, tuple[int, int]] = {}
 
     def ends(value: Value) -> tuple[int, int]:
         if value not in entry:
             entry[value] = net.vertex(), net.vertex()
-            net.edge(*entry[value], _cost(value, primals))
+            net.edge(*entry[value], 1 if value in lasting else INFINITE if value in given else _cost(value))
         return entry[value]
 
     for value in primals:
@@ -130,10 +133,8 @@ def _saved(graph: Graph, primals: Sequence[Value], behind: set[Node], joint: Joi
     return [value for value, (a, b) in entry.items() if a in side and b not in side]
 
 
-def _cost(value: Value, primals: Sequence[Value]) -> int:
+def _cost(value: Value) -> int:
     """What it takes to save a value: bytes, and one more: of equal cuts the one of fewer tensors is taken."""
-    if value in primals:
-        return 1
     if value.type in (INT, FLOAT, BOOL):
         return 1
     if not isinstance(value.type, TensorType) or not value.type.is_static:
