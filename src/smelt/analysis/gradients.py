@@ -19,7 +19,7 @@ from smelt.ops.effects import effects
 from smelt.ops.record import Trait
 from smelt.ops.sets import where
 
-_CUT = where(Trait.NO_GRADIENT) | {
+CUTS = where(Trait.NO_GRADIENT) | {
     f"aten.{name}"
     for name in (
         "detach_copy.default", "randint_like.default", "randint_like.low_dtype", "new_empty_strided.default",
@@ -89,13 +89,13 @@ class _Flow:
                 self._computes(node)
 
     def _computes(self, node: Node) -> None:
-        if node.op in _CUT:
+        if node.op in CUTS:
             return
-        is_recorded = _is_enabled(node, self.is_enabled)
-        if is_recorded:
+        is_on = is_recorded(node, self.is_enabled)
+        if is_on:
             self.written |= self.aliases.of_all(effects(node).writes)
         for result in filter(_may_require, node.results):
-            if is_recorded and not _is_pythons(node):
+            if is_on and not _is_pythons(node):
                 self.made.add(result)
             elif _is_pythons(node) or not self.aliases.of(result).isdisjoint(self.aliases.of_all(node.operands())):
                 # A view requires gradients where its base does, whatever the mode that it was made in.
@@ -120,7 +120,8 @@ class _Flow:
                 self.made.update([value] if any(map(self._is_made, values_in(arg))) else ())
 
 
-def _is_enabled(node: Node, callers: bool) -> bool:
+def is_recorded(node: Node, callers: bool = True) -> bool:
+    """Whether gradients are on around a node. callers: the mode of who calls the program."""
     words = node.mode.replace(";", " ").split()
     if "inference" in words or "no_grad" in words:
         return False

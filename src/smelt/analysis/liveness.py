@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from smelt.analysis.aliases import Aliases, is_external
 from smelt.ir import Node, Region, TensorType, Value, values_in
 from smelt.ir.sizes import value as at_hand
@@ -24,16 +26,31 @@ def last_uses(region: Region) -> dict[Value, Node | Region]:
 
 def used_by(node: Node) -> set[Value]:
     """All values that a node needs, those that its regions take from outside included."""
-    used = set(node.operands())
+    return set(used_values(node))
+
+
+def used_values(node: Node) -> Iterator[Value]:
+    """The same in order, repeats included."""
+    yield from node.operands()
+    yield from taken_by_regions(node)
+
+
+def taken_by_regions(node: Node) -> Iterator[Value]:
+    """What a node's regions use from outside, in order, repeats included."""
+    if not node.regions:
+        return
+    inside: set[Value] = set()
+    found: list[Value] = []
     for region in node.regions:
-        inside = set(region.params)
-        inner_used: set[Value] = set()
-        for inner in region:
-            inner_used |= used_by(inner)
+        inside.update(region.params)
+        for inner in region.walk():
+            found.extend(inner.operands())
             inside.update(inner.results)
-        inner_used.update(v for arg in region.yields for v in values_in(arg))
-        used |= inner_used - inside
-    return used
+            for nested in inner.regions:
+                inside.update(nested.params)
+                found.extend(v for arg in nested.yields for v in values_in(arg))
+        found.extend(v for arg in region.yields for v in values_in(arg))
+    yield from (value for value in found if value not in inside)
 
 
 def live_bytes(region: Region, aliases: Aliases) -> list[int]:

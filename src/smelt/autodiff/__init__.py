@@ -7,7 +7,6 @@ from smelt.autodiff.joint import Joint, joint_graph
 __all__ = [
     "Halves",
     "Joint",
-    "backward_of",
     "detach_islands",
     "halves",
     "hidden_write",

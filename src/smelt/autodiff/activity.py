@@ -7,8 +7,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
+from smelt.analysis.gradients import CUTS, is_recorded
 from smelt.ir import (
     STATE_OPS,
     Arg,
@@ -24,12 +25,8 @@ from smelt.ir import (
     map_values,
     values_in,
 )  # fmt: skip
-from smelt.ir.builder import Builder
 from smelt.ops.effects import alias_of, effects
-from smelt.ops.record import Trait
-from smelt.ops.sets import where
-
-_CUT = where(Trait.NO_GRADIENT)
+from smelt.rewrite import Rewriter
 
 
 def active_values(graph: Graph, sources: Iterable[Value]) -> set[Value]:
@@ -73,8 +70,7 @@ def _hand_on(args: Iterable[Arg], into: Iterable[Value], found: set[Value]) -> N
 
 def is_differentiated(node: Node) -> bool:
     """Whether autograd records a node: not one that cuts histories, nor one where the program has switched it off."""
-    words = node.mode.replace(";", " ").split()
-    return node.op not in _CUT and "no_grad" not in words and "inference" not in words
+    return node.op not in CUTS and is_recorded(node)
 
 
 def hidden_write(raw: Graph, requires: Callable[[Value], bool]) -> Node | None:
@@ -86,15 +82,13 @@ def hidden_write(raw: Graph, requires: Callable[[Value], bool]) -> Node | None:
     for node in raw.walk():
         if node.regions or node.op == "write":
             continue
-        words = node.mode.replace(";", " ").split()
         for target in effects(node).writes:
-            is_hidden = "no_grad" in words or "inference" in words
+            is_hidden = not is_recorded(node)
             value = target
-            while value.node is not None and not value.node.regions and (source := alias_of(value.node)) is not None:
-                is_hidden |= value.node.op in _CUT
+            while (maker := value.node) is not None and not maker.regions and (source := alias_of(maker)) is not None:
+                is_hidden |= maker.op in CUTS
                 value = source
-            is_given = value.node is None or value.node.op in STATE_OPS
-            has_history = requires(value) if is_given else is_differentiated(value.node)  # type: ignore[arg-type]
+            has_history = requires(value) if maker is None or maker.op in STATE_OPS else is_differentiated(maker)
             if is_hidden and has_history and may_depend(target.type):
                 return node
     return None
@@ -102,10 +96,10 @@ def hidden_write(raw: Graph, requires: Callable[[Value], bool]) -> Node | None:
 
 def detach_islands(graph: Graph) -> None:
     """Detach what is computed where gradients are off, so that it keeps that meaning without the mode."""
-    builder = Builder(graph)
+    rewriter = Rewriter(graph)
+    builder = rewriter.builder
     for node in list(graph.walk()):
-        words = node.mode.replace(";", " ").split()
-        if node.regions or node.parent is None or not ("no_grad" in words or "inference" in words):
+        if node.regions or node.parent is None or is_recorded(node):
             continue
         for result in node.results:
             if not isinstance(result.type, TensorType) or not may_depend(result.type):
@@ -113,21 +107,23 @@ def detach_islands(graph: Graph) -> None:
             users = list(result.users)
             builder.region, builder.before = node.parent, node.next
             builder.span, builder.scope = node.span, node.scope
-            made = builder.add("aten.detach.default", (result,), [result.type]).result
-            for user in users:
-                replace_in(user, result, made)
+            made = builder.add("aten.detach.default", (result,), [result.type])
+            rewriter.adopt(made)
+            _hand_to(rewriter, users, {result: made.result})
 
 
-def replace_in(user: Node | Region, old: Value, new: Arg) -> None:
-    """Have one user take another value."""
+def _hand_to(rewriter: Rewriter, users: Iterable[Node | Region], new: Mapping[Value, Value]) -> None:
+    """Have these users take other values."""
 
     def swapped(arg: Arg) -> Arg:
-        return map_values(arg, lambda v: new if v is old else v)
+        return map_values(arg, lambda v: new.get(v, v))
 
-    if isinstance(user, Node):
-        user.set_arguments(tuple(map(swapped, user.args)), {k: swapped(a) for k, a in user.kwargs.items()})
-    else:
-        user.set_yields(tuple(map(swapped, user.yields)))
+    for user in users:
+        if isinstance(user, Node):
+            kwargs = {name: swapped(arg) for name, arg in user.kwargs.items()}
+            rewriter.set_arguments(user, tuple(map(swapped, user.args)), kwargs)
+        else:
+            rewriter.set_yields(user, tuple(map(swapped, user.yields)))
 
 
 def may_depend(type_: Type) -> bool:

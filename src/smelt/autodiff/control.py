@@ -16,19 +16,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from smelt.analysis import taken_by_regions
 from smelt.autodiff.activity import may_depend
 from smelt.diag import SmeltError
-from smelt.ir import INT, Arg, ListType, Node, Region, TensorType, Type, Value, values_in
-from smelt.ir.builder import Builder
+from smelt.ir import INT, STATE_OPS, Arg, ListType, Node, Region, TensorType, Type, Value
 from smelt.ir.nodes import clone_node
 from smelt.ops.effects import effects
 from smelt.ops.lowering import GraphEmitter
+from smelt.rewrite import Rewriter, add_carried, add_result, first_carried
 
 if TYPE_CHECKING:
     from smelt.autodiff.reverse import Reverse
 
 _Own = Callable[[Arg], dict[Value, Arg]]
-"""What stands for a loop's counter in the iteration of a number."""
+"""A loop's counter in the iteration of a number."""
 
 
 def reverse_control(reverse: Reverse, node: Node) -> None:
@@ -39,11 +40,11 @@ def reverse_control(reverse: Reverse, node: Node) -> None:
     {"if": _branch, "for": _for, "while": _while}[node.op](reverse, node)
 
 
-# --- branches
-
-
 def _cannot(node: Node, why: str) -> SmeltError:
     return SmeltError(f"{node.op} cannot be differentiated", node.span, why=why, code="S0303")
+
+
+# --- branches
 
 
 def _branch(reverse: Reverse, node: Node) -> None:
@@ -58,8 +59,8 @@ def _branch(reverse: Reverse, node: Node) -> None:
             for result, arg in zip(node.results, region.yields, strict=True):
                 inner.give(_mapped(arg, mapping), reverse.grads.get(result))
             inner.region(arm)
-            arm.set_yields(tuple(_gradient(inner, value) for value in outer))
-        _drop_unused(arm)
+            reverse.rewriter.set_yields(arm, tuple(_gradient(inner, value) for value in outer))
+        drop_unused(reverse.rewriter, arm, is_copy=True)
     for value, grad in zip(outer, made.results, strict=True):
         reverse.add(value, grad)
 
@@ -74,7 +75,7 @@ def _for(reverse: Reverse, node: Node) -> None:
         count = _trips(b, start, stop, step)
     with b.builder.inside(body):
         at = _divided(b, _minus(b, body.params[0], start), step)
-    saved = _Saved(b, node, body.params[1:], count, at)
+    saved = _Saved(reverse, node, body.params[1:], count, at)
     _in_reverse(
         reverse, node, body.params[1:], body, count, saved, lambda j: {body.params[0]: _index(b, j, start, step)}
     )
@@ -84,12 +85,11 @@ def _while(reverse: Reverse, node: Node) -> None:
     b = reverse.emitter
     body = node.regions[1]
     number = len(node.results)
-    with b.builder.at(node):
-        counted = _carry(b.builder, node, 0, INT)
+    counted = _carried(reverse.rewriter, node, 0, INT)
     with b.builder.inside(body):
-        more = b.call("py.add", counted[-1], 1)
-    _yield(body, more)
-    saved = _Saved(b, node, body.params[:number], None, None)
+        more = b.call("py.add", counted, 1)
+    _yield(reverse.rewriter, body, more)
+    saved = _Saved(reverse, node, body.params[:number], None, None)
     _in_reverse(reverse, node, body.params[:number], body, node.results[number], saved, lambda j: {})
 
 
@@ -104,10 +104,10 @@ def _in_reverse(
 ) -> None:
     """The loop that goes through the iterations backwards."""
     b = reverse.emitter
-    firsts = node.args[3 if node.op == "for" else 0 :]
+    firsts = node.args[first_carried(node) :]
     outer = _free(reverse, node)
     carried = [i for i, param in enumerate(params) if param in reverse.active and isinstance(param.type, TensorType)]
-    start = [_start(reverse, node.results[i], params[i]) for i in carried]
+    start = [_start(reverse, node.results[i]) for i in carried]
     start += [b.call("aten.zeros_like.default", value) for value in outer]
     types = [*(_row_major(params[i]) for i in carried), *map(_row_major, outer)]
     start = [_as(b, value, type_) for value, type_ in zip(start, types, strict=True)]
@@ -125,8 +125,9 @@ def _in_reverse(
         for value, total in zip(outer, grads[len(carried) :], strict=True):
             more = inner.gradient(value)
             found.append(total if more is None else b.call("aten.add.Tensor", total, more))
-        back.set_yields(tuple(_as(b, value, type_) for value, type_ in zip(found, types, strict=True)))
-    _drop_unused(back)
+        yields = tuple(_as(b, value, type_) for value, type_ in zip(found, types, strict=True))
+        reverse.rewriter.set_yields(back, yields)
+    drop_unused(reverse.rewriter, back, is_copy=True)
     for i, result in zip(carried, made.results, strict=False):
         first = firsts[i]
         if isinstance(first, Value):
@@ -138,14 +139,11 @@ def _in_reverse(
 class _Saved:
     """What each iteration begins with, put aside: tensors of known sizes in one tensor, all else in a list."""
 
-    def __init__(self, b: GraphEmitter, node: Node, params: Sequence[Value], count: Arg, at: Arg) -> None:
-        self.b = b
+    def __init__(self, reverse: Reverse, node: Node, params: Sequence[Value], count: Arg, at: Arg) -> None:
+        self.b = b = reverse.emitter
         self.stacks: dict[Value, tuple[Value, bool]] = {}
         body = node.regions[-1]
-        used = _used([body])
-        for param in params:
-            if param not in used:
-                continue
+        for param in [param for param in params if param.users]:
             type_ = param.type
             is_stacked = count is not None and _is_sized(type_)
             with b.builder.at(node):
@@ -154,17 +152,17 @@ class _Saved:
                     first = b.call("aten.empty.memory_format", (count, *type_.sizes), dtype=type_.dtype)
                 else:
                     first = b.builder.add("py.list", (), [ListType(type_)]).result
-                last = _carry(b.builder, node, first, first.type)[-1]
+            last = _carried(reverse.rewriter, node, first, first.type)
             with b.builder.inside(body):
                 if is_stacked:
                     after = b.call("aten.select_scatter.default", last, param, 0, at)
                 else:
                     after = b.builder.add("py.append", (last, param), [ListType(type_)]).result
-            _yield(body, after)
+            _yield(reverse.rewriter, body, after)
             self.stacks[param] = node.results[-1], is_stacked
 
     def load(self, number: Arg) -> dict[Value, Arg]:
-        """What stands for each of them in the iteration of this number."""
+        """Each of them in the iteration of this number."""
         found: dict[Value, Arg] = {}
         for param, (stack, is_stacked) in self.stacks.items():
             if is_stacked:
@@ -178,23 +176,22 @@ def _is_sized(type_: Type) -> bool:
     return isinstance(type_, TensorType) and type_.shape is not None and all(type(n) is int for n in type_.shape)
 
 
-def _carry(builder: Builder, node: Node, first: Arg, type_: Type) -> list[Value]:
-    """One more value that a loop carries, without its yield; the new parameters."""
-    node.set_arguments((*node.args, first))
-    params = [builder.add_param(region, "", type_) for region in node.regions]
-    node.results.append(Value(builder.fresh_name(), type_, node))
-    return params
+def _carried(rewriter: Rewriter, node: Node, first: Arg, type_: Type) -> Value:
+    """One more value that a loop carries, without its yield; the parameter of its body."""
+    params = add_carried(rewriter, node, first, type_)
+    add_result(rewriter, node, type_)
+    return params[-1]
 
 
-def _yield(region: Region, arg: Arg) -> None:
-    region.set_yields((*region.yields, arg))
+def _yield(rewriter: Rewriter, region: Region, arg: Arg) -> None:
+    rewriter.set_yields(region, (*region.yields, arg))
 
 
 # --- regions, once more
 
 
 def _again(reverse: Reverse, region: Region, known: dict[Value, Arg]) -> tuple[Reverse, dict[Value, Arg]]:
-    """Copy a region's nodes to where the builder stands; gradients of the copies, and what stands for each value."""
+    """Copy a region's nodes to where the builder stands; gradients of the copies, and the copy of each value."""
     builder = reverse.emitter.builder
     mapping: dict[Value, Arg] = dict(known)
     for node in list(region):
@@ -202,20 +199,8 @@ def _again(reverse: Reverse, region: Region, known: dict[Value, Arg]) -> tuple[R
         for value in _values(copy):
             value.name = builder.fresh_name()
         builder.region.insert(copy, builder.before)
-    active = set(reverse.active)
-    for old, new in mapping.items():
-        if isinstance(new, Value) and old in active:
-            active.add(new)
-    for node in builder.region.walk():
-        for inner in node.regions:
-            active.update(_alike(inner, mapping, reverse.active))
+    active = reverse.active | {new for old, new in mapping.items() if isinstance(new, Value) and old in reverse.active}
     return reverse.fork(active), mapping
-
-
-def _alike(region: Region, mapping: dict[Value, Arg], active: set[Value]) -> Iterable[Value]:
-    """Copied parameters of regions, which `clone_node` maps, too."""
-    copies = {new: old for old, new in mapping.items() if isinstance(new, Value)}
-    return [p for p in region.params if copies.get(p) in active]
 
 
 def _values(node: Node) -> Iterable[Value]:
@@ -232,49 +217,17 @@ def _mapped(arg: Arg, mapping: dict[Value, Arg]) -> Arg:
 
 def _free(reverse: Reverse, node: Node) -> list[Value]:
     """Tensors from outside that a node's regions use and that need a gradient."""
-    inside = {v for inner in _inner(node) for v in inner.results}
-    inside.update(p for region in _regions(node) for p in region.params)
-    used = _used(node.regions)
-    return [v for v in used if v not in inside and v in reverse.active and isinstance(v.type, TensorType)]
+    used = dict.fromkeys(taken_by_regions(node))
+    return [v for v in used if v in reverse.active and isinstance(v.type, TensorType)]
 
 
-def _used(regions: Sequence[Region]) -> dict[Value, None]:
-    found: dict[Value, None] = {}
-    for region in regions:
-        for node in region:
-            found.update(dict.fromkeys(node.operands()))
-            found.update(_used(node.regions))
-        found.update(dict.fromkeys(v for arg in region.yields for v in values_in(arg)))
-    return found
-
-
-def _inner(node: Node) -> Iterable[Node]:
-    return (inner for region in node.regions for inner in region.walk())
-
-
-def _regions(node: Node) -> Iterable[Region]:
-    for region in node.regions:
-        yield region
-        for inner in region:
-            yield from _regions(inner)
-
-
-def _drop_unused(region: Region) -> None:
-    for node in reversed(list(region)):
-        if node.results and not any(r.users for r in node.results) and effects(node).is_pure:
-            node.drop_arguments()
-            for inner in node.regions:
-                _forget(inner)
-            region.remove(node)
-
-
-def _forget(region: Region) -> None:
-    region.set_yields(())
-    for node in list(region):
-        for inner in node.regions:
-            _forget(inner)
-        node.drop_arguments()
-        region.remove(node)
+def drop_unused(rewriter: Rewriter, region: Region, *, is_copy: bool = False) -> None:
+    """Take out what nobody needs. is_copy: of nodes that run elsewhere, too, which raise there if they do."""
+    for node in reversed(region):
+        if any(r.users for r in node.results) or not node.results or not effects(node).is_pure:
+            continue
+        if is_copy or not (node.regions or node.op in STATE_OPS or effects(node).may_throw):
+            rewriter.erase(node)
 
 
 # --- values
@@ -294,7 +247,7 @@ def _gradient(inner: Reverse, value: Arg) -> Value:
     return _as(b, b.call("aten.zeros_like.default", value) if found is None else found, _row_major(value))
 
 
-def _start(reverse: Reverse, result: Value, param: Value) -> Value:
+def _start(reverse: Reverse, result: Value) -> Value:
     found = reverse.gradient(result)
     return reverse.emitter.call("aten.zeros_like.default", result) if found is None else found
 
@@ -310,12 +263,12 @@ def _as(b: GraphEmitter, value: Value, type_: TensorType) -> Value:
 
 def _trips(b: GraphEmitter, start: Arg, stop: Arg, step: Arg) -> Arg:
     """How many iterations a counted loop has."""
-    if all(isinstance(n, int) for n in (start, stop, step)):
-        return len(range(start, stop, step))  # type: ignore[arg-type]
+    if isinstance(start, int) and isinstance(stop, int) and isinstance(step, int):
+        return len(range(start, stop, step))
     length = _minus(b, stop, start)
     if step != 1:
         # The smallest number of steps that come to the length: -(length // -step).
-        down = b.call("py.neg", step) if isinstance(step, Value) else -_int(step)
+        down = -step if isinstance(step, int) else b.call("py.neg", step)
         length = b.call("py.neg", b.call("py.floordiv", length, down))
     return b.call("py.max", length, 0)
 
@@ -333,8 +286,3 @@ def _minus(b: GraphEmitter, a: Arg, c: Arg) -> Arg:
 
 def _divided(b: GraphEmitter, a: Arg, by: Arg) -> Arg:
     return a if by == 1 and isinstance(by, int) else b.call("py.floordiv", a, by)
-
-
-def _int(arg: Arg) -> int:
-    assert isinstance(arg, int)
-    return arg

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from smelt.autodiff.activity import replace_in
+from smelt.analysis import used_by, used_values
 from smelt.autodiff.flow import INFINITE, Network
 from smelt.autodiff.joint import Joint
 from smelt.diag import SmeltError
@@ -21,9 +21,7 @@ from smelt.ir import (
     STATE_OPS,
     Arg,
     Graph,
-    ListType,
     Node,
-    Region,
     TensorType,
     Value,
     map_values,
@@ -36,12 +34,10 @@ from smelt.ops.record import Trait
 from smelt.ops.registry import tags_of
 from smelt.ops.sets import where
 from smelt.ops.torch_gradients import NAME
+from smelt.rewrite import Rewriter
 
 _CHEAP_TRAITS = (Trait.BY_ELEMENTS, Trait.SAME_VALUES, Trait.RESHAPES, Trait.TYPE_ONLY, Trait.CONSTANT_FILL)
 _CHEAP_KINDS = frozenset().union(*map(where, _CHEAP_TRAITS))
-
-_UNKNOWN = 1 << 40
-"""The cost of what has as many bytes as data say: it is saved where nothing else can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +63,9 @@ def halves(joint: Joint) -> Halves:
     primals, cotangents = graph.inputs[:number], graph.inputs[number:]
     behind = _behind(graph, cotangents)
     chosen = _saved(graph, primals, behind, joint)
+    given = set(primals)
     kept = [i for i, value in enumerate(primals) if value in chosen]
-    saved = [value for value in chosen if value not in primals]
+    saved = [value for value in chosen if value not in given]
     outputs = graph.outputs[: joint.count]
     done = [node for node in graph.body if node not in behind and _acts(node)]
     forward = extract(graph, f"{graph.name}_forward", primals, (*outputs, *saved), done)
@@ -87,13 +84,14 @@ def _behind(graph: Graph, cotangents: Iterable[Value]) -> set[Node]:
     """All nodes that need a gradient."""
     values, nodes = set(cotangents), set[Node]()
     for node in graph.body:
-        if any(v in values for v in used(node)):
+        if not values.isdisjoint(used_by(node)):
             nodes.add(node)
             values.update(node.results)
     return nodes
 
 
-def _saved(graph: Graph, primals: Sequence[Value], behind: set[Node], joint: Joint) -> list[Value]:
+def _saved(graph: Graph, primals: Sequence[Value], behind: set[Node], joint: Joint) -> dict[Value, None]:
+    """What the backward half takes, inputs among it, in order."""
     net = Network()
     source, sink = net.vertex(), net.vertex()
     # What the forward half writes to has other numbers behind it.
@@ -111,18 +109,15 @@ def _saved(graph: Graph, primals: Sequence[Value], behind: set[Node], joint: Joi
         net.edge(source, ends(value)[0], INFINITE)
     for node in graph.body:
         if node in behind:
-            for value in used(node):
+            for value in dict.fromkeys(used_values(node)):
                 if value in entry:
                     net.edge(ends(value)[1], sink, INFINITE)
             continue
-        if is_cheap(node):
-            for result in node.results:
-                for operand in used(node):
-                    net.edge(ends(operand)[1], ends(result)[0], INFINITE)
+        needs = [ends(operand)[1] for operand in dict.fromkeys(used_values(node))] if is_cheap(node) else [source]
         for result in node.results:
+            for vertex in needs:
+                net.edge(vertex, ends(result)[0], INFINITE)
             ends(result)
-            if not is_cheap(node):
-                net.edge(source, ends(result)[0], INFINITE)
     for arg in graph.outputs[joint.count :]:
         for value in values_in(arg):
             if value in entry:
@@ -130,7 +125,7 @@ def _saved(graph: Graph, primals: Sequence[Value], behind: set[Node], joint: Joi
     total, side = net.cut(source, sink)
     if total >= INFINITE:
         raise SmeltError("what the gradient needs cannot be put aside", why="it is no tensor", code="S0303")
-    return [value for value, (a, b) in entry.items() if a in side and b not in side]
+    return {value: None for value, (a, b) in entry.items() if a in side and b not in side}
 
 
 def _cost(value: Value) -> int:
@@ -138,7 +133,7 @@ def _cost(value: Value) -> int:
     if value.type in (INT, FLOAT, BOOL):
         return 1
     if not isinstance(value.type, TensorType) or not value.type.is_static:
-        return _UNKNOWN if isinstance(value.type, TensorType | ListType) else INFINITE
+        return INFINITE  # no plan takes it
     if value.node is not None and _is_view(value.node):
         return INFINITE
     return _nbytes(value) + 1
@@ -166,16 +161,6 @@ def _is_view(node: Node) -> bool:
     return record is not None and record.alias == "view"
 
 
-def used(node: Node) -> list[Value]:
-    """What a node needs, inside of its regions, too."""
-    found = dict.fromkeys(node.operands())
-    for region in node.regions:
-        for inner in region:
-            found.update(dict.fromkeys(used(inner)))
-        found.update(dict.fromkeys(v for arg in region.yields for v in values_in(arg)))
-    return list(found)
-
-
 # --- parts of graphs
 
 
@@ -186,14 +171,14 @@ def extract(graph: Graph, name: str, inputs: Sequence[Value], outputs: Sequence[
     pending = [v for arg in outputs for v in values_in(arg)]
     for node in also:
         needed.add(node)
-        pending += used(node)
+        pending += used_by(node)
     while pending:
         value = pending.pop()
-        owner = _top(value, graph)
+        owner = value.node
         if value in given or owner is None or owner in needed:
             continue
         needed.add(owner)
-        pending += used(owner)
+        pending += used_by(owner)
     made = Graph(name)
     made.constants = dict(graph.constants)
     mapping: dict[Value, Arg] = {}
@@ -210,37 +195,16 @@ def extract(graph: Graph, name: str, inputs: Sequence[Value], outputs: Sequence[
     return made
 
 
-def _top(value: Value, graph: Graph) -> Node | None:
-    """The node of the body that gives a value, or holds what gives it."""
-    node = value.node
-    if node is None:
-        owner = value.owner
-        node = owner.owner if isinstance(owner, Region) and isinstance(owner.owner, Node) else None
-    while node is not None and node.parent is not graph.body:
-        region = node.parent
-        node = region.owner if region is not None and isinstance(region.owner, Node) else None
-    return node
-
-
 def state_as_inputs(graph: Graph) -> tuple[Graph, tuple[tuple[str, str], ...]]:
     """A copy that takes what it reads of state as further inputs; kind and path of each."""
     made = graph.clone()
+    rewriter = Rewriter(made)
     places: dict[tuple[str, str], Value] = {}
     for node in list(made.walk()):
         if node.op not in STATE_OPS:
             continue
         key = node.op, str(node.args[0])
         if key not in places:
-            param = Value(f"state_{len(places)}", node.result.type, made.body)
-            made.body.params.append(param)
-            places[key] = param
-        replace_uses(node.result, places[key])
-        assert node.parent is not None
-        node.parent.remove(node)
+            places[key] = rewriter.builder.add_param(made.body, f"state_{len(places)}", node.result.type)
+        rewriter.replace_node(node, (places[key],))
     return made, tuple(places)
-
-
-def replace_uses(old: Value, new: Value) -> None:
-    """Have all users of a value use another one."""
-    for user in list(old.users):
-        replace_in(user, old, new)

@@ -16,12 +16,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from smelt.autodiff.activity import active_values, may_depend
+from smelt.autodiff.control import drop_unused
 from smelt.autodiff.reverse import Reverse
 from smelt.diag import SmeltError
-from smelt.ir import STATE_OPS, Arg, Graph, Node, TensorType, Value
-from smelt.ir.builder import Builder
-from smelt.ops.effects import effects
-from smelt.ops.lowering import GraphEmitter
+from smelt.ir import STATE_OPS, Arg, Graph, TensorType, Value
+from smelt.rewrite import Rewriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +62,12 @@ def joint_graph(graph: Graph, wrt: Sequence[str] | None = None, outputs: Collect
             )
     wanted = [sources[name] for name in wrt]
     active = active_values(graph, wanted)
-    builder = Builder(graph)
+    rewriter = Rewriter(graph)
+    builder = rewriter.builder
     count = len(graph.outputs)
     found = (i for i, arg in enumerate(graph.outputs) if isinstance(arg, Value) and arg in active)
     differentiated = tuple(i for i in found if outputs is None or i in outputs)
-    reverse = Reverse(GraphEmitter(builder), active)
+    reverse = Reverse(rewriter, active)
     reverse.expand(graph.body)
     # State is written last: what follows a write would read what it wrote.
     builder.before = next((node for node in graph.body if node.op == "write"), None)
@@ -77,8 +77,8 @@ def joint_graph(graph: Graph, wrt: Sequence[str] | None = None, outputs: Collect
         reverse.add(output, builder.add_param(graph.body, f"grad_{i}", output.type))
     reverse.region(graph.body)
     grads: list[Arg] = [reverse.gradient(value) for value in wanted]
-    graph.body.set_yields((*graph.outputs, *grads))
-    drop_unused(graph)
+    rewriter.set_yields(graph.body, (*graph.outputs, *grads))
+    drop_unused(rewriter, graph.body)
     return Joint(graph, count, differentiated, tuple(wrt))
 
 
@@ -89,23 +89,3 @@ def _sources(graph: Graph) -> dict[str, Value]:
         if node.op in STATE_OPS:
             found.setdefault(str(node.args[0]), node.result)
     return found
-
-
-def drop_unused(graph: Graph) -> None:
-    """Take out what rules wrote and nobody needs."""
-    for node in reversed(graph.body):
-        _drop(node)
-
-
-def _drop(node: Node) -> None:
-    region = node.parent
-    if node.regions or node.op in (*STATE_OPS, "write", "expect") or any(r.users for r in node.results):
-        return
-    if region is None or not node.results or not _is_pure(node):
-        return
-    node.drop_arguments()
-    region.remove(node)
-
-
-def _is_pure(node: Node) -> bool:
-    return effects(node).is_pure and not effects(node).may_throw

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from smelt._torch.autocast import is_composite
-from smelt.autodiff.activity import is_differentiated, may_depend, replace_in
+from smelt.autodiff.activity import is_differentiated, may_depend
 from smelt.autodiff.control import reverse_control
 from smelt.autodiff.shapes import fitted
 from smelt.diag import SmeltError
@@ -22,16 +22,18 @@ from smelt.ops.lowering import GraphEmitter, write
 from smelt.ops.record import Lowering
 from smelt.ops.registry import arguments_of, schema_of
 from smelt.ops.torch_gradients import NAME
+from smelt.rewrite import Rewriter
 
 Grad = Value | list[Value | None]
 """Of a tensor its gradient; of a tuple one for each element, None where it has none."""
 
 
 class Reverse:
-    """Gradients of the values of one graph, written at the emitter's place. active: values that have one."""
+    """Gradients of the values of one graph, written where the rewriter's builder is. active: values that have one."""
 
-    def __init__(self, emitter: GraphEmitter, active: set[Value]) -> None:
-        self.emitter = emitter
+    def __init__(self, rewriter: Rewriter, active: set[Value]) -> None:
+        self.rewriter = rewriter
+        self.emitter = GraphEmitter(rewriter.builder, rewriter.adopt)
         self.active = active
         self.grads: dict[Value, Grad] = {}
 
@@ -59,7 +61,7 @@ class Reverse:
 
     def fork(self, active: set[Value]) -> Reverse:
         """Gradients of a region's values, apart from those around it."""
-        return Reverse(self.emitter, active)
+        return Reverse(self.rewriter, active)
 
     def _fitted(self, grad: Value, type_: object) -> Value:
         return fitted(self.emitter, grad, type_) if isinstance(type_, TensorType) else grad
@@ -93,8 +95,6 @@ class Reverse:
             parts = write(node, self.emitter, form)
         if parts is None or len(parts) != _count(node):
             return
-        region = node.parent
-        assert region is not None
         added: list[Node] = []
         one = node.prev
         while one is not None and one is not before:
@@ -103,14 +103,12 @@ class Reverse:
         for old, new in _pairs(node, parts):
             if isinstance(new, Value) and old in self.active:
                 self.active.add(new)
-            for user in list(old.users):
-                replace_in(user, old, new)
+            self.rewriter.replace_all_uses(old, new)
         for made in reversed(added):
             if any(v in self.active for v in made.operands()):
                 self.active.update(r for r in made.results if may_depend(r.type))
         if not any(r.users for r in node.results):
-            node.drop_arguments()
-            region.remove(node)
+            self.rewriter.erase(node)
         for made in reversed(added):
             if made.parent is not None:
                 self._expand(made)

@@ -38,6 +38,8 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
         state=fn.state,
     )  # fmt: skip
     recorded_ms = (perf_counter() - start) * 1000
+    # The result is the caller's, and not to be kept.
+    captured = replace(captured, result=None)
     if captured.has_history:
         if not options.train:
             raise NeedsGradients
@@ -46,8 +48,6 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
         unit.moved = moved
         unit.stages_ms = {"recorded run": round(recorded_ms, 3), **unit.stages_ms}
         return unit
-    # The result is the caller's, and not to be kept.
-    captured = replace(captured, result=None)
     if fn.log is not None:
         captured = replace(captured, drawers=fn.log.drawers, class_askers=fn.log.class_askers)
     if captured.not_put and fn.log is not None:
@@ -77,7 +77,7 @@ def _training(
         unit, _ = fn.attempts.of("gradients of loops", lambda: stage(looped))
         if unit is not None:
             return unit
-    return training_unit(replace(captured, result=None), options, args, kwargs)
+    return training_unit(captured, options, args, kwargs)
 
 
 def _unit(

@@ -18,11 +18,13 @@ from smelt._torch.autocast import no_autocast
 from smelt.autodiff import Joint, halves, joint_graph
 from smelt.codegen.lower import Lowered, lower
 from smelt.codegen.lower.result import Fresh
+from smelt.compiler.histories import requires_gradients
 from smelt.compiler.pipeline import optimized_graph
 from smelt.diag import Options, SmeltError
-from smelt.ir import Graph, TensorType
+from smelt.ir import Graph, Value
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.evaluate import no_state
+from smelt.ops.record import tensor_type
 from smelt.runtime.executable import Executable
 
 Tensors = Sequence[Any]
@@ -61,7 +63,6 @@ class Trainable:
         found = halves(self._joint)
         self.halves = found
         self.forward = Native(found.forward, options, code)
-        self.backward = Native(found.backward, options, code)
         self._absent: dict[tuple[int, ...], list[bool]] = {}
         self.differentiated = self._joint.differentiated
         aliased = [i for i in self.differentiated if not self.forward.is_fresh(i)]
@@ -70,8 +71,9 @@ class Trainable:
                 f"result {aliased[0]} of {graph.name} shares memory with what comes in", code="S0303",
                 why="its history would be a view's", fix="return a copy (clone)",
             )  # fmt: skip
-        cotangents = [graph.outputs[i].type for i in self.differentiated]  # type: ignore[union-attr]
-        self._types = [type_ for type_ in cotangents if isinstance(type_, TensorType)]
+        self.backward = Native(found.backward, options, code)
+        results = [arg for i in self.differentiated if isinstance(arg := graph.outputs[i], Value)]
+        self._types = [tensor_type(result) for result in results]
         self._again: Trainable | None = None
 
     def __call__(self, inputs: Tensors) -> list[Any]:
@@ -86,7 +88,7 @@ class Trainable:
 
     def run_forward(self, inputs: Tensors, outputs: list[Any]) -> tuple[tuple[Any, ...], list[Any]]:
         """The results that have gradients, and what the backward half takes; the others go into `outputs`."""
-        given = [x.detach() if isinstance(x, torch.Tensor) and x.requires_grad else x for x in inputs]
+        given = [x.detach() if requires_gradients(x) else x for x in inputs]
         found = self.forward(given)
         count = self.halves.count
         outputs[:] = found[:count]
@@ -94,12 +96,10 @@ class Trainable:
 
     def run_backward(self, saved: Tensors, grads: Tensors) -> list[Any]:
         """A gradient for each input that needs one; None where it depends on no result that has a gradient."""
-        laid = self._laid_out(grads)
-        zeros = [_zeros(type_) if grad is None else grad for grad, type_ in zip(laid, self._types, strict=True)]
-        return self._present(self.backward([*saved, *zeros]), grads)
+        return self._present(self.backward([*saved, *self._laid_out(grads)]), grads)
 
     def _present(self, found: list[Any], grads: Tensors) -> list[Any]:
-        """Gradients, without those that come from zeros alone which stand for results without a gradient."""
+        """Gradients, without those that come from the zeros of results without a gradient alone."""
         if all(grad is not None for grad in grads):
             return found
         given = tuple(i for i, grad in zip(self.differentiated, grads, strict=True) if grad is not None)
@@ -117,23 +117,19 @@ class Trainable:
             graph.body.set_yields(graph.outputs[joint.count :])
             requires = [*self.requires, *(True for _ in self.differentiated)]
             self._again = Trainable(graph, requires, self.options, self._code)
-        laid = self._laid_out(grads)
-        zeros = [_zeros(type_) if grad is None else grad for grad, type_ in zip(laid, self._types, strict=True)]
-        return self._present(self._again([*inputs, *zeros]), grads)
+        return self._present(self._again([*inputs, *self._laid_out(grads)]), grads)
 
     def _laid_out(self, grads: Tensors) -> list[Any]:
-        """Gradients of results as the plan takes them: row-major ones, mostly, where autograd gives any."""
+        """Gradients of results as the plan takes them: row-major ones, mostly; zeros where a result has none."""
         found = []
         for grad, type_ in zip(grads, self._types, strict=True):
-            if grad is not None and grad.stride() != type_.steps and grad.numel():
+            if grad is None:
+                grad = torch.zeros(type_.sizes, dtype=dtype_to_torch(type_.dtype))
+            elif grad.stride() != type_.steps and grad.numel():
                 made = torch.empty_strided(type_.sizes, type_.steps, dtype=grad.dtype)
                 grad = made.copy_(grad)  # of one with a history the copy has it, too
             found.append(grad)
         return found
-
-
-def _zeros(type_: TensorType) -> torch.Tensor:
-    return torch.zeros(type_.sizes, dtype=dtype_to_torch(type_.dtype))
 
 
 class _Node(torch.autograd.Function):

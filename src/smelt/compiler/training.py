@@ -40,7 +40,7 @@ class TrainingUnit(Unit):
         # What goes out as it came in has the history that it has.
         graph.body.set_yields(tuple(None if i in self.captured.returned else a for i, a in enumerate(graph.outputs)))
         inputs = self._inputs(args, kwargs)
-        requires = [isinstance(x, torch.Tensor) and x.requires_grad for x in inputs]
+        requires = [requires_gradients(x) for x in inputs]
         try:
             self.trainable = Trainable(graph, requires, self.options, machine_code(self.options))
         except SmeltError as error:

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from types import MappingProxyType
 
+from smelt.analysis import used_values
 from smelt.codegen.fusion.groups import Facts
 from smelt.codegen.fusion.parts import writes_parts
-from smelt.codegen.fusion.regions import used_values
 from smelt.diag import InternalError
 from smelt.ir import Graph, Node
 

@@ -17,10 +17,10 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
+from smelt.analysis import used_values
 from smelt.codegen.fusion.build import Built
 from smelt.codegen.fusion.chunks import may_refuse
 from smelt.codegen.fusion.groups import Facts, Group
-from smelt.codegen.fusion.regions import used_values
 from smelt.codegen.kernels.nest import (
     Const,
     Expr,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from smelt.codegen.fusion.regions import used_values
+from smelt.analysis import used_values
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context
 from smelt.codegen.lower.geometry import Geometry

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 
+from smelt.analysis import used_values
 from smelt.codegen.fusion.parts import part_of
-from smelt.codegen.fusion.regions import used_values
 from smelt.codegen.lower.appends import is_append, lower_append
 from smelt.codegen.lower.context import Context
 from smelt.codegen.lower.growing import Lists

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from smelt.codegen.fusion.regions import used_values
+from smelt.analysis import used_values
 from smelt.codegen.lower.context import Context, cannot_lower
 from smelt.codegen.lower.result import Mutation
 from smelt.ir import Node, Value
