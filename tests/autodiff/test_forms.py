@@ -1,4 +1,4 @@
-"""Operators that another spelling stands for in a differentiated graph: numbers, draws, first and second gradients."""
+"""Operators that have another form in a differentiated graph: numbers, draws, first and second gradients."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def _count(node: Node) -> int:
 
 
 def _pairs(node: Node, parts: Sequence[Arg]) -> list[tuple[Value, Arg]]:
-    """Each result and what stands for it; of a tuple the results of the nodes that unpack it."""
+    """Each result and its replacement; of a tuple the results of the nodes that unpack it."""
     if len(node.results) == 1 and isinstance(node.result.type, TupleType):
         users = [user for user in node.result.users if isinstance(user, Node) and user.op == "unpack"]
         return [pair for user in users for pair in zip(user.results, parts, strict=True)]

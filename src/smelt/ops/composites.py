@@ -20,7 +20,7 @@ from smelt.ir import Arg, TensorType, Value, values_in
 from smelt.ir.sizes import current_trace, is_symbolic
 from smelt.ops.convert import dummy_of, from_torch, to_torch
 from smelt.ops.record import Call, Emitter, Lowering
-from smelt.ops.registry import overload, schema_of, tags_of
+from smelt.ops.registry import functional_twin, overload, schema_of, tags_of
 
 
 class CannotFollow(Exception):
@@ -123,9 +123,10 @@ class _Walk:
 
     def update(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
         """An operator that works in place, on a tensor of the composite's own that no other shares."""
-        twin, target = _twin(str(func)), args[0]
+        twin, target = functional_twin(str(func)), args[0]
+        draws = "nondeterministic_seeded" in tags_of(str(func))
         is_own = isinstance(target, torch.Tensor) and all(target is not given for given in self.started.values())
-        if not twin or not is_own or id(target) in self.shared:
+        if twin is None or draws or not is_own or id(target) in self.shared:
             raise CannotFollow
         before = self.value(target)
         made = self.b.call(twin, *map(self._arg, args), **{k: self._arg(v) for k, v in kwargs.items()})
@@ -137,13 +138,3 @@ class _Walk:
         if isinstance(arg, torch.Tensor):
             return self.value(arg)
         return tuple(map(self._arg, arg)) if isinstance(arg, (list, tuple)) else from_torch(arg)
-
-
-def _twin(op: str) -> str:
-    """The operator of the same arguments that gives a new tensor; "" where there is none, or it draws numbers."""
-    namespace, base, variant = op.split(".")
-    twin = f"{namespace}.{base.removesuffix('_')}.{variant}"
-    schema, own = schema_of(twin), schema_of(op)
-    if twin == op or schema is None or own is None or "nondeterministic_seeded" in tags_of(op):
-        return ""
-    return twin if [a.name for a in schema.arguments] == [a.name for a in own.arguments] else ""

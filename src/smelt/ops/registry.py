@@ -197,3 +197,34 @@ def siblings(op_name: str) -> tuple[str, ...]:
     """All overloads of the operator that an overload belongs to, by their names in the graph."""
     namespace, name, _ = op_name.split(".")
     return tuple(f"{namespace}.{name}.{variant}" for variant in overload_names(namespace, name))
+
+
+# --- in-place operators and their functional twins
+
+
+def functional_name(op_name: str) -> str | None:
+    """The name that the functional counterpart of an in-place operator would have."""
+    namespace, name, variant = op_name.split(".")
+    if name.startswith("__i") and name.endswith("__"):  # `a |= b`
+        return f"{namespace}.__{name[3:]}.{variant}"
+    if not name.endswith("_") or name.endswith("__"):
+        return None
+    return f"{namespace}.{name[:-1]}.{variant}"
+
+
+def functional_twin(op_name: str) -> str | None:
+    """The functional overload that takes the same arguments: of the same name, or else (`pow_.Scalar`) of another."""
+    name, schema = functional_name(op_name), schema_of(op_name)
+    if name is None or schema is None:
+        return None
+    return next((found for found in (name, *siblings(name)) if is_functional_twin(found, schema)), None)
+
+
+def is_functional_twin(op_name: str, schema: Schema) -> bool:
+    """Whether a functional overload takes the arguments of a schema, the first by any name, and gives one result."""
+    other = schema_of(op_name)
+    if other is None or other.is_mutable or len(other.returns) != 1:
+        return False
+    if [(a.name, a.type) for a in other.arguments[1:]] != [(a.name, a.type) for a in schema.arguments[1:]]:
+        return False
+    return [a.type for a in other.arguments[:1]] == [a.type for a in schema.arguments[:1]]

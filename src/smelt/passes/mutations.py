@@ -15,7 +15,17 @@ from smelt.diag import InternalError
 from smelt.ir import Arg, DType, Node, TensorType, TupleType, Type, Value, contiguous_strides, values_in
 from smelt.ir.sizes import is_less, value
 from smelt.ops.effects import effects
-from smelt.ops.registry import Schema, arguments_of, overload, schema_of, siblings, tags_of
+from smelt.ops.registry import (
+    Schema,
+    arguments_of,
+    functional_name,
+    functional_twin,
+    is_functional_twin,
+    overload,
+    schema_of,
+    siblings,
+    tags_of,
+)
 from smelt.ops.sets import is_by_elements
 from smelt.ops.typing import infer
 
@@ -64,15 +74,6 @@ def _by_name(schema: Schema, node: Node) -> dict[str, Arg]:
     return found
 
 
-def _functional_name(op: str) -> str | None:
-    namespace, name, variant = op.split(".")
-    if name.startswith("__i") and name.endswith("__"):  # `a |= b`
-        return f"{namespace}.__{name[3:]}.{variant}"
-    if not name.endswith("_") or name.endswith("__"):
-        return None
-    return f"{namespace}.{name[:-1]}.{variant}"
-
-
 # Eager refuses these where what they write is an operand, too; their functional twins do not.
 _APART = frozenset((
     "index_put_", "index_add_", "index_copy_", "scatter_", "scatter_add_", "scatter_reduce_", "masked_scatter_",
@@ -80,7 +81,7 @@ _APART = frozenset((
 
 
 def _in_place(node: Node, schema: Schema, call: dict[str, Arg]) -> Mutation | None:
-    name = _twin(node.op, schema)
+    name = functional_twin(node.op)
     target = node.args[0] if node.args else None
     if name is None or not isinstance(target, Value):
         return None
@@ -90,24 +91,6 @@ def _in_place(node: Node, schema: Schema, call: dict[str, Arg]) -> Mutation | No
     if len(schema.returns) > 1:
         return None
     return Mutation(name, node.args, node.kwargs, ((target, 0),), results)
-
-
-def _twin(op: str, schema: Schema) -> str | None:
-    """The functional overload that takes the same arguments: of the same name, or else (`pow_.Scalar`) of another."""
-    name = _functional_name(op)
-    if name is None:
-        return None
-    return next((found for found in (name, *siblings(name)) if _is_twin(found, schema, 1)), None)
-
-
-def _is_twin(name: str, schema: Schema, returns: int) -> bool:
-    """Whether a functional overload takes the same arguments, the first by any name, and gives so many results."""
-    other = schema_of(name)
-    if other is None or other.is_mutable or len(other.returns) != returns:
-        return False
-    if [(a.name, a.type) for a in other.arguments[1:]] != [(a.name, a.type) for a in schema.arguments[1:]]:
-        return False
-    return [a.type for a in other.arguments[:1]] == [a.type for a in schema.arguments[:1]]
 
 
 _DRAWS = {"aten.normal_.default": "aten.normal_functional.default"}  # of which the twin has another name
@@ -122,9 +105,9 @@ def _drawn(node: Node, schema: Schema) -> Mutation | None:
         return None
     if target.type.layout != "strided" or tuple(target.type.steps) != contiguous_strides(target.type.sizes):
         return None
-    name = _DRAWS.get(node.op) or _twin(node.op, schema)
+    name = _DRAWS.get(node.op) or functional_twin(node.op)
     other = None if name is None else schema_of(name)
-    if name is None or other is None or not _is_twin(name, schema, 1):
+    if name is None or other is None or not is_functional_twin(name, schema):
         return None
     call = arguments_of(schema, node.args, node.kwargs)
     given = {a.name for a in other.arguments if not a.has_default} | _by_name(schema, node).keys()
@@ -134,9 +117,9 @@ def _drawn(node: Node, schema: Schema) -> Mutation | None:
 
 
 def _foreach(node: Node, schema: Schema, call: dict[str, Arg]) -> Mutation | None:
-    name = _functional_name(node.op)
+    name = functional_name(node.op)
     targets = node.args[0] if node.args else None
-    if name is None or not isinstance(targets, tuple) or not _is_twin(name, schema, 1) or node.results:
+    if name is None or not isinstance(targets, tuple) or not is_functional_twin(name, schema) or node.results:
         return None
     written = tuple((t, i) for i, t in enumerate(targets) if isinstance(t, Value))
     if len(written) != len(targets) or len({v for v, _ in written}) != len(written):

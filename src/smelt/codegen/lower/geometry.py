@@ -11,7 +11,7 @@ import torch
 from smelt._torch.storage import storage_key
 from smelt.codegen.lower.sharing import returns_itself, view_source
 from smelt.ir import Arg, Node, TensorType, Value
-from smelt.ir.sizes import equals
+from smelt.ir.sizes import equals, is_one
 from smelt.ops.convert import dtype_to_torch, to_torch
 from smelt.ops.record import Trait
 from smelt.ops.registry import arguments_of, overload, schema_of
@@ -54,6 +54,18 @@ def row_major(sizes: Sequence[int]) -> Geometry:
     for i in range(len(sizes) - 2, -1, -1):
         strides[i] = strides[i + 1] * max(sizes[i + 1], 1)
     return Geometry(tuple(sizes), tuple(strides))
+
+
+def is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether the elements fill their memory, each in a place of its own."""
+    left = [(stride, size) for stride, size in zip(strides, sizes, strict=True) if not is_one(size)]
+    expected = 1
+    while left:
+        found = next((k for k, (stride, _) in enumerate(left) if equals(stride, expected)), None)
+        if found is None:
+            return False
+        expected *= left.pop(found)[1]
+    return True
 
 
 def same_layout(sizes: tuple[int, ...], left: tuple[int, ...], right: tuple[int, ...]) -> bool:

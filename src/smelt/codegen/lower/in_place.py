@@ -37,7 +37,7 @@ from smelt.codegen.kernels.nest import (
 )
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, tensor_type, torch_dtype
-from smelt.codegen.lower.geometry import Geometry
+from smelt.codegen.lower.geometry import Geometry, is_dense
 from smelt.codegen.lower.overwriting import views_of
 from smelt.codegen.lower.sharing import feared_sources, sources_of, view_source
 from smelt.codegen.lower.statics import state_name
@@ -240,24 +240,14 @@ def _only_write(root: Value) -> Node | None:
 
 def is_apart_everywhere(at: Geometry) -> bool:
     """Whether no two elements lie at one place, as far as strides tell."""
-    dims = [(step, size) for step, size in zip(at.strides, at.sizes, strict=True) if not is_one(size)]
     if any(map(is_symbolic, (*at.sizes, *at.strides))):
-        return _is_dense(dims)
+        return is_dense(at.sizes, at.strides)
+    dims = [(step, size) for step, size in zip(at.strides, at.sizes, strict=True) if not is_one(size)]
     reach = 0
     for step, size in sorted(dims):
         if step <= reach:
             return False
         reach += step * (size - 1)
-    return True
-
-
-def _is_dense(dims: list[tuple[int, int]]) -> bool:
-    left, expected = list(dims), 1
-    while left:
-        found = next((k for k, (step, _) in enumerate(left) if equals(step, expected)), None)
-        if found is None:
-            return False
-        expected *= left.pop(found)[1]
     return True
 
 

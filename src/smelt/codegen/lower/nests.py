@@ -36,13 +36,13 @@ from smelt.codegen.lower.builder import Place, Storage
 from smelt.codegen.lower.context import Context, tensor_type
 from smelt.codegen.lower.copies import copy_into
 from smelt.codegen.lower.generic import ANY_LAYOUT
-from smelt.codegen.lower.geometry import Geometry, same_layout
+from smelt.codegen.lower.geometry import Geometry, is_dense, same_layout
 from smelt.codegen.lower.in_place import InPlace, Target, reads_first, why_not
 from smelt.codegen.lower.kernels import About, launch
 from smelt.codegen.lower.sharing import view_source
 from smelt.diag import InternalError, ScheduleError, SmeltWarning, user_level
 from smelt.ir import DType, Node, TensorType, Type, Value
-from smelt.ir.sizes import current_trace, equals, is_one, is_symbolic
+from smelt.ir.sizes import current_trace, is_symbolic
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.meta import CannotRun, meta_outcome
 
@@ -364,7 +364,7 @@ class Nests:
             if root.node is not None and view_source(root.node) is not None and not ctx.escapes(root):
                 # A cut at a number of the run, computed as a copy: in the order of what it is cut from, without gaps.
                 chosen[root] = _without_gaps(type_.sizes, chosen[root])
-            if not _is_dense(type_.sizes, chosen[root]):
+            if not is_dense(type_.sizes, chosen[root]):
                 return None
         return chosen
 
@@ -408,18 +408,6 @@ class Evaluated:
         """Compute from the buffers' tensors and write the results."""
         if evaluate_nest(self.nest, tensors):
             raise IndexError("index out of range in self")
-
-
-def _is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether the elements fill their memory, each in a place of its own."""
-    left = [(stride, size) for stride, size in zip(strides, sizes, strict=True) if not is_one(size)]
-    expected = 1
-    while left:
-        found = next((k for k, (stride, _) in enumerate(left) if equals(stride, expected)), None)
-        if found is None:
-            return False
-        expected *= left.pop(found)[1]
-    return True
 
 
 def _without_gaps(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Attention that is differentiated: the library's kernel where eager takes it, else the products that eager takes.
 
 The kernel keeps the logarithms of its sums, with which its backward needs no matrix of all scores. That backward has no
-gradient in torch; here it is differentiated as the products that it stands for.
+gradient in torch; here it is differentiated as the products that it computes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What stands for an operator in a graph that is differentiated: the same numbers, by operators that have gradients.
+"""The form of an operator in a graph that is differentiated: the same numbers, by operators that have gradients.
 
     %1 = aten.dropout.default(%x, 0.1, True)    ==>    %1 = aten.bernoulli.p(%memory, 0.9)
                                                        %2 = aten.div.Tensor(aten._to_copy.default(%1, dtype=f32), 0.9)
@@ -115,4 +115,4 @@ FORMS: Mapping[str, Lowering] = {
     "aten.scaled_dot_product_attention.default": attention_form,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": flash_backward_form,
 }
-"""By operator; one that gives None leaves the call as it is."""
+"""By operator; one that gives None leaves the call unchanged."""

@@ -7,11 +7,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 from smelt.ir import DType, Value
 from smelt.ir.sizes import equals
 from smelt.ops.catalogue.gradients.parts import (
-    count,
     has_ranks,
     has_sizes,
     of_ranks,
@@ -183,7 +183,7 @@ def _summed(b: Emitter, x: Value, dims: list[int]) -> Value:
 
 def _of_repeat_interleave(b: Emitter, call: Call, grad: Value) -> Value:
     x, n, dim = call["self"], call["repeats"], call["dim"]
-    whole, at = ((count(sizes_of(x)),), 1) if dim is None else (sizes_of(x), dim % rank_of(x) + 1)
+    whole, at = ((prod(sizes_of(x)),), 1) if dim is None else (sizes_of(x), dim % rank_of(x) + 1)
     wide = reshaped(b, grad, (*whole[:at], n, *whole[at:]))
     return reshaped(b, b.call("aten.sum.dim_IntList", wide, (at,)), sizes_of(x))
 

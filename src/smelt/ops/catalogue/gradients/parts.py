@@ -59,7 +59,7 @@ def tensors_in(arg: Arg) -> tuple[TensorType, ...]:
 
 
 def same(b: Emitter, call: Call, grad: Value) -> Value:
-    """The gradient as it is: who takes it sums over what was broadcast, and casts."""
+    """The gradient unchanged: who takes it sums over what was broadcast, and casts."""
     return grad
 
 
@@ -71,14 +71,6 @@ def rank_of(x: Value) -> int:
 def sizes_of(x: Value) -> tuple[int, ...]:
     """The sizes of a tensor."""
     return tensor_type(x).sizes
-
-
-def count(sizes: Sequence[int]) -> int:
-    """How many elements there are."""
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
 
 
 def in_dtype(b: Emitter, x: Value, dtype: DType) -> Value:

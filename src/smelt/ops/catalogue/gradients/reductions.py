@@ -6,11 +6,10 @@ Source of the formulas: the derivatives that torch's own package names (`torchge
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import inf, nan
+from math import inf, nan, prod
 
 from smelt.ir import Value
 from smelt.ops.catalogue.gradients.dims import dims_of, divided, kept, mean, spread
-from smelt.ops.catalogue.gradients.parts import count
 from smelt.ops.catalogue.gradients.terms import Number, Operands, Term, of_call, where
 from smelt.ops.record import Gradient
 
@@ -116,7 +115,7 @@ def _var(g: Term, x: Term, call: Operands, dims: tuple[int, ...]) -> Term:
     """With no degree of freedom it is infinite, or NaN at the mean. torch counts one element where `dim` is empty."""
     centre, is_whole = mean(x, dims), call.get("dim") is None or not x.type.rank
     counted = dims if is_whole or call["dim"] else ()
-    free = count([x.type.sizes[dim] for dim in counted]) - _correction(call)
+    free = prod([x.type.sizes[dim] for dim in counted]) - _correction(call)
     if free <= 0 and is_whole:
         return g * where(x.equals(centre), nan, x.op("full_like.default", inf))
     return g * (2 / free if free else inf) * (x - centre)

@@ -147,11 +147,6 @@ def wide(b: Emitter, value: Value) -> Term:
     return found.to(DType.F32) if found.type.dtype in NARROW else found
 
 
-def zeros_for(b: Emitter, result: Value, grad: Value | None) -> Value:
-    """A result's gradient, zeros where it has none."""
-    return b.call("aten.zeros_like.default", result) if grad is None else grad
-
-
 # --- shapes of rules
 
 OfOne = Callable[[Term, Term, Term], Term]

@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 from smelt.ir import Value
 from smelt.ops.catalogue.gradients.parts import (
-    count,
     has_ranks,
     has_sizes,
     joined,
@@ -112,7 +112,7 @@ def _of_as_strided(b: Emitter, call: Call, results: tuple[Value, ...], grads: tu
     x, sizes, steps = call["self"], call["size"], call["stride"]
     if grad is None or not has_sizes(call, grad):
         return None
-    total = count(sizes_of(x))
+    total = prod(sizes_of(x))
     least = sum(min(0, (n - 1) * s) for n, s in zip(sizes, steps, strict=True))
     most = sum(max(0, (n - 1) * s) for n, s in zip(sizes, steps, strict=True))
     if call["storage_offset"] is not None or tensor_type(x).strides is not None or least < 0 or most >= total:
@@ -174,7 +174,7 @@ def _of_meshgrid(b: Emitter, call: Call, results: tuple[Value, ...], grads: tupl
 
 
 def _of_copy(b: Emitter, call: Call, results: tuple[Value, ...], grads: tuple[Value | None, ...]) -> Parts | None:
-    """The gradient as it is, where the copy stays on its device."""
+    """The gradient unchanged, where the copy stays on its device."""
     (grad,) = grads
     if tensor_type(results[0]).device != tensor_type(call["self"]).device:
         return None
