@@ -89,7 +89,25 @@ def _argument(schema_position: int, name: str, default: Any, args: Sequence[Any]
     return args[schema_position] if len(args) > schema_position else kwargs.get(name, default)
 
 
-_Reader = Callable[[Sequence[Any], dict[str, Any], Any], Product]
+def _of_backward(product: Product, mask: Sequence[bool]) -> tuple[Product, ...]:
+    """The products of a gradient: as many operations as forward for each of the two operands that has one.
+
+    They are described by forward's own shapes.
+    """
+    return (product,) * sum(mask[:2])
+
+
+def _convolution_backward(args: Sequence[Any]) -> tuple[Product, ...]:
+    grad, x, weight, bias_sizes, *geometry, mask = args
+    return _of_backward(_convolution((x, weight, bias_sizes, *geometry), grad), mask)
+
+
+def _attention_backward(args: Sequence[Any]) -> tuple[Product, ...]:
+    """Four of its five products: the scores might have been kept."""
+    return _of_backward(_attention(args[1], args[2], args[3], bool(args[7])), (True, True))
+
+
+_Reader = Callable[[Sequence[Any], dict[str, Any], Any], Product | tuple[Product, ...]]
 
 _READERS: dict[str, _Reader] = {
     "aten::mm": lambda a, k, r: _linear(a[0], a[1], False),
@@ -100,6 +118,8 @@ _READERS: dict[str, _Reader] = {
     "aten::_scaled_dot_product_flash_attention_for_cpu": lambda a, k, r: _attention(
         a[0], a[1], a[2], bool(_argument(4, "is_causal", False, a, k))
     ),
+    "aten::convolution_backward": lambda a, k, r: _convolution_backward(a),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": lambda a, k, r: _attention_backward(a),
     "aten::_scaled_dot_product_fused_attention_overrideable": lambda a, k, r: _attention(
         a[0], a[1], a[2], bool(_argument(5, "is_causal", False, a, k))
     ),
@@ -124,7 +144,8 @@ def harvest(target: Target, args: tuple[Tensor, ...]) -> tuple[Product, ...]:
         result = func(*call_args, **kwargs)
         reader = _READERS.get(func.name().split(".")[0])
         if reader is not None:
-            found.append(reader(call_args, kwargs, result))
+            products = reader(call_args, kwargs, result)
+            found.extend(products if isinstance(products, tuple) else (products,))
         return result
 
     with torch.no_grad(), dispatch_mode.intercepting(watch):

@@ -25,12 +25,16 @@ _SEED = 20
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One program of the benchmark; `make` builds the f32 target and its arguments (call `build` instead)."""
+    """One program of the benchmark; `make` builds the f32 target and its arguments (call `build` instead).
+
+    trains: its parameters need gradients, and its modules are in training mode.
+    """
 
     name: str
     summary: str
     make: Callable[[], Built]
     needs: tuple[str, ...] = ()
+    trains: bool = False
 
     def build(self, dtype: torch.dtype = torch.float32) -> Built:
         """The target and its arguments in `dtype`, the same at every call. The global generator is left as it was."""
@@ -38,8 +42,9 @@ class Model:
             torch.manual_seed(_SEED)
             target, args = self.make()
             if isinstance(target, nn.Module):
-                target = target.eval().requires_grad_(False)
-                _spread_one_dimensional(target)
+                target = target.train() if self.trains else target.eval().requires_grad_(False)
+                with torch.no_grad():
+                    _spread_one_dimensional(target)
                 target = target.to(dtype)
         return target, tuple(a.to(dtype) if a.is_floating_point() else a for a in args)
 
@@ -70,7 +75,7 @@ def _ids(vocabulary: int, length: int = 128) -> Tensor:
     return torch.randint(0, vocabulary, (1, length))
 
 
-def _transformer(config_name: str, model_name: str, options: Mapping[str, Any]) -> tuple[nn.Module, Any]:
+def transformer(config_name: str, model_name: str, options: Mapping[str, Any]) -> tuple[nn.Module, Any]:
     """A model with random weights from a configuration class of `transformers`, and its configuration."""
     transformers = importlib.import_module("transformers")
     config = getattr(transformers, config_name)(**options)
@@ -78,12 +83,12 @@ def _transformer(config_name: str, model_name: str, options: Mapping[str, Any]) 
 
 
 def _bert() -> Built:
-    model, config = _transformer("BertConfig", "BertModel", {"use_cache": False})
+    model, config = transformer("BertConfig", "BertModel", {"use_cache": False})
     return Positional(model, "input_ids", results=2), (_ids(config.vocab_size),)
 
 
 def _gpt2() -> Built:
-    model, config = _transformer("GPT2Config", "GPT2LMHeadModel", {"use_cache": False})
+    model, config = transformer("GPT2Config", "GPT2LMHeadModel", {"use_cache": False})
     return Positional(model, "input_ids"), (_ids(config.vocab_size),)
 
 
@@ -94,32 +99,32 @@ _LLAMA: Mapping[str, Any] = {
 
 
 def _llama() -> Built:
-    model, config = _transformer("LlamaConfig", "LlamaForCausalLM", {**_LLAMA, "use_cache": False})
+    model, config = transformer("LlamaConfig", "LlamaForCausalLM", {**_LLAMA, "use_cache": False})
     return Positional(model, "input_ids"), (_ids(config.vocab_size),)
 
 
 def _gpt2_decode() -> Built:
-    model, config = _transformer("GPT2Config", "GPT2LMHeadModel", {})
+    model, config = transformer("GPT2Config", "GPT2LMHeadModel", {})
     return Decoder(model), decode_arguments(config, config.num_attention_heads)
 
 
 def _llama_decode() -> Built:
-    model, config = _transformer("LlamaConfig", "LlamaForCausalLM", _LLAMA)
+    model, config = transformer("LlamaConfig", "LlamaForCausalLM", _LLAMA)
     return Decoder(model), decode_arguments(config, config.num_key_value_heads)
 
 
 def _vit() -> Built:
-    model, _ = _transformer("ViTConfig", "ViTForImageClassification", {"num_labels": 1000})
+    model, _ = transformer("ViTConfig", "ViTForImageClassification", {"num_labels": 1000})
     return Positional(model, "pixel_values"), (torch.randn(1, 3, 224, 224),)
 
 
 def _resnet50() -> Built:
-    model, _ = _transformer("ResNetConfig", "ResNetForImageClassification", {"num_labels": 1000})
+    model, _ = transformer("ResNetConfig", "ResNetForImageClassification", {"num_labels": 1000})
     return Positional(model, "pixel_values"), (torch.randn(1, 3, 224, 224),)
 
 
 def _mobilenetv2() -> Built:
-    model, _ = _transformer("MobileNetV2Config", "MobileNetV2ForImageClassification", {"num_labels": 1000})
+    model, _ = transformer("MobileNetV2Config", "MobileNetV2ForImageClassification", {"num_labels": 1000})
     return Positional(model, "pixel_values"), (torch.randn(1, 3, 224, 224),)
 
 

@@ -33,13 +33,26 @@ _COLUMNS: Mapping[str, Callable[[Row], str]] = {
     "×": lambda row: _number(row.ratio_to_eager, ".2f"),
     "1 thread": lambda row: duration(row.one_thread_ms),
     "cold s": lambda row: _number(row.cold_s, ".2f"),
+    "cold CPU s": lambda row: _number(row.cold_cpu_s, ".2f"),
     "warm s": lambda row: _number(row.warm_start_s, ".2f"),
     "peak MB": lambda row: _number(row.peak_mb, ".0f"),
+    "saved MB": lambda row: _number(row.saved_mb, ".3g"),
+    "loss gap": lambda row: _number(row.loss_gap, ".1e"),
     "max err": lambda row: _number(row.max_abs_err, ".1e"),
     "rms/eager's": lambda row: _number(row.rms_ratio, ".2f"),
     "faults": lambda row: _number(row.faults_per_call, ".0f"),
 }
-_LEFT_OUT_FIRST = ("faults", "rms/eager's", "peak MB", "warm s", "max err", "1 thread", "cold s")
+_LEFT_OUT_FIRST = (
+    "cold CPU s",
+    "faults",
+    "loss gap",
+    "rms/eager's",
+    "peak MB",
+    "warm s",
+    "max err",
+    "1 thread",
+    "cold s",
+)
 _NOTE = 24  # characters that a column of notes takes at least
 
 

@@ -28,6 +28,9 @@ class Row:
     faults_per_call, load_average: page faults of a call; runnable processes on the machine at the time.
     cold_s, warm_start_s, import_s, peak_mb, base_mb: see `smelt.bench.startup`; warm_start_s is `cold_s` of the
         process that starts after it.
+    cold_cpu_s: CPU seconds of the same until its first result, of all its threads and children.
+    saved_mb: what autograd keeps between forward and backward, parameters and inputs left out, each memory once.
+    loss_gap: the largest relative difference to eager's loss over the first steps.
     competing: whether another process kept one core busy while the row's times were taken.
     rms_err, eager_rms_err, rms_ratio: root mean square error against float64, eager's own, their quotient.
     """
@@ -42,6 +45,7 @@ class Row:
     one_thread_ms: float | None = None
     one_thread_ratio: float | None = None
     cold_s: float | None = None
+    cold_cpu_s: float | None = None
     warm_start_s: float | None = None
     import_s: float | None = None
     peak_mb: float | None = None
@@ -53,6 +57,8 @@ class Row:
     faults_per_call: float | None = None
     load_average: float | None = None
     gflop: float | None = None
+    saved_mb: float | None = None
+    loss_gap: float | None = None
     competing: bool = False
     error: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)

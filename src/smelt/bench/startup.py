@@ -3,6 +3,7 @@
 What is counted, all in seconds, in a process that only ever runs this one system:
   import_s   importing the system's own packages (Dynamo and Inductor, OpenVINO, ONNX Runtime, ...), after torch's
   cold_s     from the model in memory to its first result, everything in between: capture, export, compile, first run
+  cold_cpu_s the same in CPU seconds of all threads and of children that have ended
   second_s   the call after that
 Importing torch and transformers and building the model with its weights is outside all three. Eager is measured in the
 same way, so `cold_s` beyond one eager first run is the difference of the two rows. `peak_mb` is the highest resident
@@ -30,6 +31,8 @@ from smelt.bench.measure import describe_error
 from smelt.bench.models import MODELS
 from smelt.bench.quiet import quiet
 from smelt.bench.systems import DTYPES, Context, systems
+from smelt.bench.training import training_systems
+from smelt.bench.training_models import TRAINING_MODELS
 
 _MARK = "smelt-startup:"
 
@@ -40,6 +43,7 @@ class Startup:
 
     import_s: float
     cold_s: float
+    cold_cpu_s: float
     second_s: float
     base_mb: float
     peak_mb: float
@@ -69,8 +73,9 @@ def peak_resident_mb() -> float:
 
 def measure_startup(model_name: str, system_name: str, threads: int, dtype: str, cache_dir: Path) -> Startup:
     """Run in a fresh process: prepare and run the system once, with the clocks of the module's text."""
-    system = next(s for s in systems() if s.name == system_name)
-    model = next(m for m in MODELS if m.name == model_name)
+    model = next(m for m in (*MODELS, *TRAINING_MODELS) if m.name == model_name)
+    known = training_systems() if model.trains else systems()
+    system = next(s for s in known if s.name == system_name)
     torch.set_num_threads(threads)
     with quiet(), torch.no_grad():
         target, args = model.build(DTYPES[dtype])
@@ -79,16 +84,21 @@ def measure_startup(model_name: str, system_name: str, threads: int, dtype: str,
             importlib.import_module(module)
         import_s = time.perf_counter() - start
         base_mb = peak_resident_mb()
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), _cpu_s()
         ready = system.prepare(target, args, Context(threads, dtype, cache_dir))
         ready.outputs(ready.call(*ready.args))
-        first = time.perf_counter()
+        first, cpu = time.perf_counter(), _cpu_s() - cpu
         ready.call(*ready.args)
         second = time.perf_counter()
         peak_mb = peak_resident_mb()
         if ready.keep is not None:
             ready.keep()
-    return Startup(import_s, first - start, second - first, base_mb, peak_mb)
+    return Startup(import_s, first - start, cpu, second - first, base_mb, peak_mb)
+
+
+def _cpu_s() -> float:
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
 
 
 def startup_pair(

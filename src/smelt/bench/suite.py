@@ -204,7 +204,7 @@ class _ModelRun:
                 self.model.name, system.name, self.suite.threads, self.dtype, cache, self.suite.prepare_budget_s
             )
             if pair.cold is not None:
-                row.cold_s, row.import_s = pair.cold.cold_s, pair.cold.import_s
+                row.cold_s, row.cold_cpu_s, row.import_s = pair.cold.cold_s, pair.cold.cold_cpu_s, pair.cold.import_s
                 row.peak_mb, row.base_mb = pair.cold.peak_mb, pair.cold.base_mb
             if pair.warm is not None:
                 row.warm_start_s = pair.warm.cold_s
@@ -276,6 +276,17 @@ class _ModelRun:
             row = self.table[name]
             row.max_abs_err, row.rms_err = accuracy.max_abs_err, accuracy.rms_err
             row.eager_rms_err, row.rms_ratio = accuracy.eager_rms_err, accuracy.rms_ratio
+        self._fill_training_facts(ready)
+
+    def _fill_training_facts(self, ready: dict[str, Ready]) -> None:
+        """What a step of training keeps for its backward, and its losses beside eager's."""
+        facts = {name: one.facts() for name, one in ready.items() if one.facts is not None}
+        for name, found in facts.items():
+            row, losses = self.table[name], found["losses"]
+            row.saved_mb, row.settings["losses"] = found["saved_mb"], losses
+            if EAGER in facts:
+                pairs = zip(losses, facts[EAGER]["losses"], strict=True)
+                row.loss_gap = max(abs(a - b) / max(abs(b), 1e-30) for a, b in pairs)
 
     def _floors(self, inputs: _Inputs) -> tuple[int, dict[str, Ready]]:
         """The operations of the model's products, and the floors that are timed like systems."""

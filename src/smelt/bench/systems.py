@@ -50,7 +50,8 @@ class Ready:
     """A model prepared by a system: `call(*args)` runs it once, `outputs(call(*args))` gives its tensors.
 
     `keep` writes what the next process may reuse, where the system does not do that by itself and nothing was kept yet
-    (a kept file may be mapped into memory by whoever read it: it is never written again).
+    (a kept file may be mapped into memory by whoever read it: it is never written again). `facts` gives more about a
+    step of training: `saved_mb` and `losses`, those of its first steps.
     """
 
     call: Callable[..., Any]
@@ -58,6 +59,7 @@ class Ready:
     settings: dict[str, Any] = field(default_factory=dict)
     outputs: Callable[[Any], tuple[Tensor, ...]] = flatten
     keep: Callable[[], None] | None = None
+    facts: Callable[[], dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

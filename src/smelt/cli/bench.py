@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,18 +15,21 @@ from rich.text import Text
 from smelt.bench import report
 from smelt.bench import rows as rows_
 from smelt.bench.measure import Plan
-from smelt.bench.models import MODELS
+from smelt.bench.models import MODELS, Model
 from smelt.bench.rows import Row
 from smelt.bench.suite import EAGER, Suite, Watch, run
-from smelt.bench.systems import DTYPES, missing, systems
+from smelt.bench.systems import DTYPES, System, missing, systems
+from smelt.bench.training import training_systems
+from smelt.bench.training_models import TRAINING_MODELS
 from smelt.diag.console import console, progress
 
-_MODEL_NAMES = tuple(m.name for m in MODELS)
 _PAPER = 170  # characters of a line where the table goes to a file
 _QUICK_PLAN = Plan(repeats=5, sample_ms=0.3, budget_s=0.5, blocks=False)
 _QUICK_S = 60.0
 _QUICK_MODELS = ("lerp200", "iou", "lstm", "attention", "mlp_4x128")
 _QUICK_PEERS = ("smelt", "onnxruntime", "openvino")
+_QUICK_STEPS = ("mlp_step", "lstm_step", "nano_gpt_b2_step")
+_QUICK_TRAINERS = ("eager-fused", "smelt", "smelt-fused", "smelt-step")
 """What `--quick` measures where nothing is named: within a minute."""
 
 
@@ -44,9 +48,9 @@ def _names(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
     return names
 
 
-def _models_help() -> str:
-    """The models, one line each, for the help text."""
-    return "\n".join(f"  {m.name:<16}{m.summary}" for m in MODELS)
+def _listed(items: Sequence[Model | System]) -> str:
+    """Models or systems, one line each, for the help text."""
+    return "\n".join(f"  {item.name:<18}{item.summary}" for item in items)
 
 
 def bench(
@@ -63,6 +67,9 @@ def bench(
             "Rows of a dtype only meet their own."
         ),
     ] = "f32",
+    train: Annotated[
+        bool, typer.Option("--train", help="Time whole training steps: their own models and systems.")
+    ] = False,
     threads: Annotated[int, typer.Option(min=1, help="Threads that every system may use.")] = 2,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; in each, every system is timed once.")] = 30,
     budget: Annotated[
@@ -80,6 +87,9 @@ def bench(
     competing: Annotated[
         bool, typer.Option(help="Time beside a process that keeps one core busy: rows of their own, no start-ups.")
     ] = False,
+    cpu_time: Annotated[
+        bool, typer.Option("--cpu-time", help="Count CPU time instead of the clock's, for busy machines; one thread.")
+    ] = False,
     quick: Annotated[
         bool, typer.Option(help="A look within a minute: five small models, three systems, few short rounds.")
     ] = False,
@@ -90,11 +100,14 @@ def bench(
         bool, typer.Option(help="Keep the rows of an existing --json that are not measured now.")
     ] = False,
 ) -> None:
-    names = [s.name for s in systems()]
+    every_system, every_model = (training_systems(), TRAINING_MODELS) if train else (systems(), MODELS)
+    names = [s.name for s in every_system]
     if quick:
-        models = ",".join(_QUICK_MODELS) if models == "all" else models
-        peers = ",".join(_QUICK_PEERS) if peers == "all" else peers
-    chosen_models = _checked("--models", models, _MODEL_NAMES, "model")
+        models = ",".join(_QUICK_STEPS if train else _QUICK_MODELS) if models == "all" else models
+        peers = ",".join(_QUICK_TRAINERS if train else _QUICK_PEERS) if peers == "all" else peers
+    if cpu_time and threads > 1:
+        raise typer.BadParameter("CPU time is that of one thread: add --threads 1", param_hint="--cpu-time")
+    chosen_models = _checked("--models", models, tuple(m.name for m in every_model), "model")
     chosen = {EAGER, *_checked("--peers", peers, names, "system")}
     dtypes = _checked("--dtype", dtype, tuple(DTYPES), "dtype")
     if earlier is not None:
@@ -102,12 +115,13 @@ def bench(
         return
     warm_only = set(_checked("--skip-cold", skip_cold, names, "system")) if skip_cold else set()
     kept = _existing_rows(json) if update and json is not None else []
+    plan = _QUICK_PLAN if quick else Plan(repeats=repeats, budget_s=budget, blocks=blocks)
     suite = Suite(
-        models=tuple(m for m in MODELS if m.name in chosen_models),
-        systems=tuple(s for s in systems() if s.name in chosen),
+        models=tuple(m for m in every_model if m.name in chosen_models),
+        systems=tuple(s for s in every_system if s.name in chosen),
         dtypes=dtypes,
         threads=threads,
-        plan=_QUICK_PLAN if quick else Plan(repeats=repeats, budget_s=budget, blocks=blocks),
+        plan=replace(plan, cpu_time=cpu_time),
         cold=frozenset(chosen - warm_only if cold and not quick and not competing else ()),
         one_thread=one_thread and not quick and not competing and threads > 1,
         prepare_budget_s=prepare_budget,
@@ -135,16 +149,28 @@ that mostly read their weights (one token at a time) a read-floor besides.
 
 \b
 Models:
-{_models_help()}
+{_listed(MODELS)}
 
 \b
 Systems:
-{chr(10).join(f"  {s.name:<18}{s.summary}" for s in systems())}
+{_listed(systems())}
+
+\b
+With --train, models (a step is: loss, backward, AdamW):
+{_listed(TRAINING_MODELS)}
+
+\b
+With --train, systems:
+{_listed(training_systems())}
 
 \b
 Examples:
   smelt bench --quick
       a first look, within a minute
+  smelt bench --train --quick
+      the same for training steps
+  smelt bench --train --threads 1 --cpu-time --no-cold
+      training steps on a machine that others use, too
   smelt bench --from bench/results/zen5.json --plot zen5.png
       the table and the picture of an earlier run
   smelt bench --models bert --peers inductor,openvino --json b.json --plot b.png
