@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import warnings
 import weakref
@@ -16,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import smelt
+from tests.training.harness import is_compiled, pair, same_gradients
 
 Tensor = torch.Tensor
 
@@ -92,31 +92,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }  # fmt: skip
 
 
-def pair(make: Callable[[], nn.Module], **options: Any) -> tuple[nn.Module, nn.Module, Any]:
-    """A model, its copy, and the copy compiled."""
-    torch.manual_seed(0)
-    model = make()
-    other = copy.deepcopy(model)
-    return model, other, smelt.compile(other, options={"train": True, **options})
-
-
-def same_gradients(model: nn.Module, other: nn.Module) -> None:
-    for (name, p), q in zip(model.named_parameters(), other.parameters(), strict=True):
-        assert (p.grad is None) == (q.grad is None), name
-        if p.grad is not None and q.grad is not None:
-            torch.testing.assert_close(q.grad, p.grad, rtol=2e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
-            assert q.grad.stride() == p.grad.stride(), name
-
-
 def _told(compiled: Any, *args: Tensor, match: str) -> None:
     """That a first call says why eager runs."""
     with pytest.warns(smelt.SmeltWarning, match=match):
         compiled(*args)
-
-
-def is_compiled(compiled: Any) -> bool:
-    stats = compiled.stats()
-    return stats.builds > 0 and not stats.fallbacks
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -386,6 +365,32 @@ def test_autocast() -> None:
             loss.backward()
         for p, q in zip(model.parameters(), other.parameters(), strict=True):
             torch.testing.assert_close(q.grad, p.grad, rtol=0.1, atol=2e-2)
+    assert is_compiled(compiled)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.map(x)
+        with torch.no_grad():
+            scale = y.float().square().mean()
+        return y * scale
+
+
+def test_autocast_and_no_grad_together() -> None:
+    model, other, compiled = pair(Scaled)
+    x = torch.randn(6, 8)
+    for _ in range(3):
+        for m in (model, compiled):
+            m.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = m(x).float().sum()
+            loss.backward()
+        torch.testing.assert_close(other.map.bias.grad, model.map.bias.grad, rtol=0.05, atol=1e-2)
+    assert is_compiled(compiled)
 
 
 def test_other_sizes() -> None:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from smelt.analysis.aliases import Aliases, alias_analysis, is_external
 from smelt.ir import BOOL, FLOAT, INT, STATE_OPS, Arg, Graph, Node, Region, TensorType, Value, values_in
 from smelt.ir.dtypes import DType
-from smelt.ops.effects import effects
+from smelt.ops.effects import declared_writes, effects
 from smelt.ops.record import Trait
+from smelt.ops.registry import schema_of
 from smelt.ops.sets import where
 
 CUTS = where(Trait.NO_GRADIENT) | {
@@ -42,6 +43,13 @@ def gradient_flow(graph: Graph, requires: Callable[[Value], bool], is_enabled: b
     is_enabled: the caller's grad mode.
     """
     return _Flow(graph, requires, is_enabled).run()
+
+
+def requiring_values(graph: Graph, requires: Callable[[Value], bool], is_enabled: bool) -> set[Value]:
+    """All values that may require gradients; arguments as for `gradient_flow`."""
+    flow = _Flow(graph, requires, is_enabled)
+    flow.run()
+    return {v for node in graph.walk() for v in (*node.operands(), *node.results) if flow.is_requiring(v)}
 
 
 def enables_grad(graph: Graph) -> bool:
@@ -75,7 +83,8 @@ class _Flow:
     def _is_made(self, value: Value) -> bool:
         return value in self.made or (bool(self.written) and not self.written.isdisjoint(self.aliases.of(value)))
 
-    def _requires(self, value: Value) -> bool:
+    def is_requiring(self, value: Value) -> bool:
+        """Whether it may require gradients."""
         return value in self.requiring or self._is_made(value)
 
     def _region(self, region: Region) -> None:
@@ -85,7 +94,7 @@ class _Flow:
                     self.requiring.add(node.result)
             elif node.regions:
                 self._control(node)
-            elif any(map(self._requires, node.operands())):
+            elif any(map(self.is_requiring, node.operands())):
                 self._computes(node)
 
     def _computes(self, node: Node) -> None:
@@ -93,7 +102,8 @@ class _Flow:
             return
         is_on = is_recorded(node, self.is_enabled)
         if is_on:
-            self.written |= self.aliases.of_all(effects(node).writes)
+            unknown = () if schema_of(node.op) is not None else effects(node).writes
+            self.written |= self.aliases.of_all(declared_writes(node) or unknown)
         for result in filter(_may_require, node.results):
             if is_on and not _is_pythons(node):
                 self.made.add(result)
@@ -116,7 +126,7 @@ class _Flow:
     def _pass_on(self, args: Sequence[Arg], into: Sequence[Value]) -> None:
         for arg, value in zip(args, into, strict=bool(args)):
             if _may_require(value):
-                self.requiring.update([value] if any(map(self._requires, values_in(arg))) else ())
+                self.requiring.update([value] if any(map(self.is_requiring, values_in(arg))) else ())
                 self.made.update([value] if any(map(self._is_made, values_in(arg))) else ())
 
 

@@ -1,15 +1,19 @@
 """Gradients of graphs: reverse mode as one pass over the same graph, which gives a graph."""
 
-from smelt.autodiff.activity import detach_islands, hidden_write
-from smelt.autodiff.halves import Halves, halves, state_as_inputs
+from smelt.autodiff.activity import certain_values, detach_islands, hidden_write
+from smelt.autodiff.halves import Halves, extract, halves, state_as_inputs
 from smelt.autodiff.joint import Joint, joint_graph
+from smelt.autodiff.versions import overwritten
 
 __all__ = [
     "Halves",
     "Joint",
+    "certain_values",
     "detach_islands",
+    "extract",
     "halves",
     "hidden_write",
     "joint_graph",
+    "overwritten",
     "state_as_inputs",
 ]

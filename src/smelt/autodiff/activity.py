@@ -62,6 +62,45 @@ def _control(node: Node, found: set[Value]) -> None:
         _hand_on(firsts, node.results, found)
 
 
+def certain_values(graph: Graph, sources: Iterable[Value]) -> set[Value]:
+    """Those of the active values that depend on the sources whatever path data choose."""
+    found = set(sources)
+    _certain(graph.body, found)
+    return found
+
+
+def _certain(region: Region, found: set[Value]) -> None:
+    for node in region:
+        if not node.regions:
+            if is_differentiated(node) and any(v in found for v in node.operands()):
+                found.update(r for r in node.results if may_depend(r.type))
+            continue
+        count = len(node.results)
+        if node.op == "if":
+            for arm in node.regions:
+                _certain(arm, found)
+            yielded = [[_depends(arg, found) for arg in arm.yields] for arm in node.regions]
+            found.update(r for r, *both in zip(node.results, *yielded, strict=True) if all(both) and may_depend(r.type))
+            continue
+        # A loop may end before its first iteration.
+        carried = [_depends(arg, found) for arg in node.args[len(node.args) - count :]]
+        while True:
+            inside = set(found)
+            for one in node.regions:
+                params = one.params[len(one.params) - count :]
+                inside.update(p for p, is_one in zip(params, carried, strict=True) if is_one)
+                _certain(one, inside)
+            after = [a and _depends(arg, inside) for a, arg in zip(carried, node.regions[-1].yields, strict=True)]
+            if after == carried:
+                break
+            carried = after
+        found.update(r for r, is_one in zip(node.results, carried, strict=True) if is_one and may_depend(r.type))
+
+
+def _depends(arg: Arg, found: set[Value]) -> bool:
+    return any(v in found for v in values_in(arg))
+
+
 def _hand_on(args: Iterable[Arg], into: Iterable[Value], found: set[Value]) -> None:
     for arg, value in zip(args, into, strict=False):
         if may_depend(value.type) and any(v in found for v in values_in(arg)):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from smelt.analysis import taken_by_regions
 from smelt.autodiff.activity import may_depend
 from smelt.diag import SmeltError
-from smelt.ir import INT, STATE_OPS, Arg, ListType, Node, Region, TensorType, Type, Value
+from smelt.ir import BOOL, INT, STATE_OPS, Arg, ListType, Node, Region, TensorType, Type, Value
 from smelt.ir.nodes import clone_node
 from smelt.ops.effects import effects
 from smelt.ops.lowering import GraphEmitter
@@ -51,18 +51,27 @@ def _branch(reverse: Reverse, node: Node) -> None:
     b = reverse.emitter
     outer = _free(reverse, node)
     types = [_row_major(value) for value in outer]
-    made = b.builder.add("if", (node.args[0],), types)
+    flags = [BOOL for _ in outer] if reverse.tells else []
+    made = b.builder.add("if", (node.args[0],), [*types, *flags])
+    told: list[list[Arg]] = []
     for region in node.regions:
         arm = b.builder.add_region(made)
         with b.builder.inside(arm):
             inner, mapping = _again(reverse, region, {})
             for result, arg in zip(node.results, region.yields, strict=True):
-                inner.give(_mapped(arg, mapping), reverse.grads.get(result))
+                inner.give(_mapped(arg, mapping), reverse.grads.get(result), reverse.present(result))
             inner.region(arm)
-            reverse.rewriter.set_yields(arm, tuple(_gradient(inner, value) for value in outer))
+            told.append([inner.present(value) for value in outer] if flags else [])
+            reverse.rewriter.set_yields(arm, (*(_gradient(inner, value) for value in outer), *told[-1]))
         drop_unused(reverse.rewriter, arm, is_copy=True)
-    for value, grad in zip(outer, made.results, strict=True):
-        reverse.add(value, grad)
+    for i, value in enumerate(outer):
+        reverse.add(value, made.results[i], present=_one_of(told, i, made.results[len(outer) + i]) if flags else None)
+
+
+def _one_of(told: Sequence[Sequence[Arg]], i: int, merged: Value) -> Arg:
+    """Whether a gradient is there, of what two arms tell."""
+    first, other = (found[i] for found in told)
+    return first if type(first) is bool and first is other else merged
 
 
 # --- loops
@@ -111,29 +120,34 @@ def _in_reverse(
     start += [b.call("aten.zeros_like.default", value) for value in outer]
     types = [*(_row_major(params[i]) for i in carried), *map(_row_major, outer)]
     start = [_as(b, value, type_) for value, type_ in zip(start, types, strict=True)]
-    made = b.builder.add("for", (0, count, 1, *start), types)
+    there: list[Arg] = [reverse.present(node.results[i]) for i in carried] + [False for _ in outer]
+    flags = [BOOL for _ in there] if reverse.tells else []
+    made = b.builder.add("for", (0, count, 1, *start, *(there if flags else ())), [*types, *flags])
     back = b.builder.add_region(made)
     at = b.builder.add_param(back, "k", INT)
     grads = [b.builder.add_param(back, "", type_) for type_ in types]
+    told: list[Arg] = [b.builder.add_param(back, "", type_) for type_ in flags] or [True for _ in types]
     with b.builder.inside(back):
         j = _minus(b, _minus(b, count, 1), at)
         inner, mapping = _again(reverse, body, {**saved.load(j), **own(j)})
-        for i, grad in zip(carried, grads, strict=False):
-            inner.give(_mapped(body.yields[i], mapping), grad)
+        for i, grad, present in zip(carried, grads, told, strict=False):
+            inner.give(_mapped(body.yields[i], mapping), grad, present)
         inner.region(back)
-        found = [_gradient(inner, mapping.get(params[i], params[i])) for i in carried]
+        befores = [mapping.get(params[i], params[i]) for i in carried]
+        after = [inner.present(v) if isinstance(v, Value) else False for v in befores]
+        after += [reverse.either(a, inner.present(v)) for a, v in zip(told[len(carried) :], outer, strict=True)]
+        found = [_gradient(inner, value) for value in befores]
         for value, total in zip(outer, grads[len(carried) :], strict=True):
             more = inner.gradient(value)
             found.append(total if more is None else b.call("aten.add.Tensor", total, more))
         yields = tuple(_as(b, value, type_) for value, type_ in zip(found, types, strict=True))
-        reverse.rewriter.set_yields(back, yields)
+        reverse.rewriter.set_yields(back, (*yields, *(after if flags else ())))
     drop_unused(reverse.rewriter, back, is_copy=True)
-    for i, result in zip(carried, made.results, strict=False):
-        first = firsts[i]
-        if isinstance(first, Value):
-            reverse.add(first, result)
-    for value, result in zip(outer, made.results[len(carried) :], strict=True):
-        reverse.add(value, result)
+    presents: Sequence[Arg] = made.results[len(types) :] or [None for _ in types]
+    into = [*(firsts[i] for i in carried), *outer]
+    for value, result, present in zip(into, made.results, presents, strict=False):
+        if isinstance(value, Value):
+            reverse.add(value, result, present=present)
 
 
 class _Saved:

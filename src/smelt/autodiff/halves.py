@@ -23,6 +23,7 @@ from smelt.ir import (
     Graph,
     Node,
     TensorType,
+    Type,
     Value,
     map_values,
     values_in,
@@ -43,7 +44,7 @@ _CHEAP_KINDS = frozenset().union(*map(where, _CHEAP_TRAITS))
 @dataclass(frozen=True, slots=True)
 class Halves:
     """forward: gives the old outputs, `count` of them, then the values in `saved`. backward: takes inputs of the joint
-    graph (`kept`, by number), then `saved`, then a gradient for each output that has one; gives one for each of `wrt`.
+    graph (`kept`, by number), then `saved`, then what the joint graph takes of gradients; gives what that gives.
 
     nbytes: of what is saved.
     """
@@ -59,8 +60,7 @@ class Halves:
 def halves(joint: Joint) -> Halves:
     """The two graphs of a joint graph without state (`state_as_inputs`). Raises: SmeltError (S0303)."""
     graph = joint.graph
-    number = len(graph.inputs) - len(joint.differentiated)
-    primals, cotangents = graph.inputs[:number], graph.inputs[number:]
+    primals, cotangents = graph.inputs[: joint.given], graph.inputs[joint.given :]
     behind = _behind(graph, cotangents)
     chosen = _saved(graph, primals, behind, joint)
     given = set(primals)
@@ -77,7 +77,7 @@ def halves(joint: Joint) -> Halves:
 
 def _acts(node: Node) -> bool:
     found = effects(node)
-    return bool(found.writes) or found.io or found.rng or found.stops or node.op in ("write", "expect")
+    return not found.is_pure or found.may_throw or node.op in ("write", "expect")
 
 
 def _behind(graph: Graph, cotangents: Iterable[Value]) -> set[Node]:
@@ -130,13 +130,18 @@ def _saved(graph: Graph, primals: Sequence[Value], behind: set[Node], joint: Joi
 
 def _cost(value: Value) -> int:
     """What it takes to save a value: bytes, and one more: of equal cuts the one of fewer tensors is taken."""
-    if value.type in (INT, FLOAT, BOOL):
+    if not _can_be_saved(value.type):
+        return INFINITE
+    if not isinstance(value.type, TensorType):
         return 1
-    if not isinstance(value.type, TensorType) or not value.type.is_static:
-        return INFINITE  # no plan takes it
     if value.node is not None and _is_view(value.node):
         return INFINITE
     return _nbytes(value) + 1
+
+
+def _can_be_saved(type_: Type) -> bool:
+    """Whether a plan takes it."""
+    return type_ in (INT, FLOAT, BOOL) or (isinstance(type_, TensorType) and type_.is_static)
 
 
 def _nbytes(value: Value) -> int:
@@ -146,11 +151,26 @@ def _nbytes(value: Value) -> int:
 
 def is_cheap(node: Node) -> bool:
     """Whether a node may be computed again in place of saving what it gives."""
-    if node.regions or not effects(node).is_reproducible or node.op in ("expect", NAME):
+    if not _is_repeatable(node) or node.op in ("expect", NAME):
         return False
-    if node.op in ("unpack", "const") or node.op.startswith("py.") or node.op.startswith("aten.sym_"):
+    if node.regions:
+        # What a loop of an unknown number of iterations leaves cannot be put aside: the loop runs again.
+        return not all(_can_be_saved(result.type) for result in node.results)
+    if (
+        effects(node).arbitrary
+        or node.op in ("unpack", "const")
+        or node.op.startswith("py.")
+        or node.op.startswith("aten.sym_")
+    ):
         return True
     return _is_view(node) or "pointwise" in tags_of(node.op) or node.op in _CHEAP_KINDS
+
+
+def _is_repeatable(node: Node) -> bool:
+    """Whether a second run gives the same: that of a `while`, too, which has ended once."""
+    if node.regions:
+        return all(_is_repeatable(inner) for region in node.regions for inner in region)
+    return effects(node).is_pure  # of `empty` nothing is read before it is written
 
 
 def _is_view(node: Node) -> bool:

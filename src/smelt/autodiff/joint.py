@@ -17,9 +17,10 @@ from dataclasses import dataclass
 
 from smelt.autodiff.activity import active_values, may_depend
 from smelt.autodiff.control import drop_unused
+from smelt.autodiff.presence import is_uncertain
 from smelt.autodiff.reverse import Reverse
 from smelt.diag import SmeltError
-from smelt.ir import STATE_OPS, Arg, Graph, TensorType, Value
+from smelt.ir import BOOL, STATE_OPS, Arg, Graph, TensorType, Type, Value
 from smelt.rewrite import Rewriter
 
 
@@ -29,17 +30,33 @@ class Joint:
 
     Its inputs are those of the graph it was made of, then one gradient for each output in `differentiated`. Its outputs
     are the old ones, `count` of them, then one for each of `wrt`: None where nothing depends on it.
+
+    tells: there follows for each output in `differentiated` whether its gradient is there, and for each of `wrt`
+    whether autograd would have a gradient of it.
     """
 
     graph: Graph
     count: int
     differentiated: tuple[int, ...]
     wrt: tuple[str, ...]
+    tells: bool = False
+
+    @property
+    def given(self) -> int:
+        """How many inputs the graph had before."""
+        return len(self.graph.inputs) - len(self.differentiated) * (1 + self.tells)
 
 
-def joint_graph(graph: Graph, wrt: Sequence[str] | None = None, outputs: Collection[int] | None = None) -> Joint:
+def joint_graph(
+    graph: Graph,
+    wrt: Sequence[str] | None = None,
+    outputs: Collection[int] | None = None,
+    *,
+    tells: bool = False,
+) -> Joint:
     """The graph with its gradients. wrt: names of inputs and paths of parameters, by default all that can have one.
-    outputs: those that have a gradient, by default all that depend on what is asked for.
+    outputs: those that have a gradient, by default all that depend on what is asked for. tells: where data decide which
+    gradients there are, the graph says so.
 
     The graph must be functional, as `Program.graph` is.
     Raises: SmeltError (S0303) where an operator or a name has no gradient.
@@ -67,19 +84,33 @@ def joint_graph(graph: Graph, wrt: Sequence[str] | None = None, outputs: Collect
     count = len(graph.outputs)
     found = (i for i, arg in enumerate(graph.outputs) if isinstance(arg, Value) and arg in active)
     differentiated = tuple(i for i in found if outputs is None or i in outputs)
-    reverse = Reverse(rewriter, active)
+    tells = tells and is_uncertain(graph, active, differentiated, wanted)
+    reverse = Reverse(rewriter, active, tells=tells)
     reverse.expand(graph.body)
     # State is written last: what follows a write would read what it wrote.
     builder.before = next((node for node in graph.body if node.op == "write"), None)
-    for i in differentiated:
-        output = graph.outputs[i]
-        assert isinstance(output, Value)
-        reverse.add(output, builder.add_param(graph.body, f"grad_{i}", output.type))
+    results = [output for i in differentiated if isinstance(output := graph.outputs[i], Value)]
+    given = [
+        builder.add_param(graph.body, f"grad_{i}", _apart(output.type))
+        for i, output in zip(differentiated, results, strict=True)
+    ]
+    there = [builder.add_param(graph.body, f"has_grad_{i}", BOOL) for i in differentiated if tells]
+    for output, grad, present in zip(results, given, there or given, strict=True):
+        reverse.add(output, grad, present=present)
     reverse.region(graph.body)
     grads: list[Arg] = [reverse.gradient(value) for value in wanted]
+    grads += [reverse.present(value) for value in wanted if tells]
     rewriter.set_yields(graph.body, (*graph.outputs, *grads))
     drop_unused(rewriter, graph.body)
-    return Joint(graph, count, differentiated, tuple(wrt))
+    return Joint(graph, count, differentiated, tuple(wrt), tells)
+
+
+def _apart(type_: Type) -> Type:
+    """A result's type, row-major where its elements share memory."""
+    if not isinstance(type_, TensorType) or not type_.is_static or type_.strides is None:
+        return type_
+    shares = any(step == 0 and size > 1 for size, step in zip(type_.sizes, type_.steps, strict=True))
+    return TensorType(type_.dtype, type_.shape, None, type_.device) if shares else type_
 
 
 def _sources(graph: Graph) -> dict[str, Value]:

@@ -29,20 +29,30 @@ Grad = Value | list[Value | None]
 
 
 class Reverse:
-    """Gradients of the values of one graph, written where the rewriter's builder is. active: values that have one."""
+    """Gradients of the values of one graph, written where the rewriter's builder is. active: values that have one.
 
-    def __init__(self, rewriter: Rewriter, active: set[Value]) -> None:
+    tells: the graph computes of each gradient, too, whether autograd has it (`present`), or None in its place.
+    """
+
+    def __init__(self, rewriter: Rewriter, active: set[Value], *, tells: bool = False) -> None:
         self.rewriter = rewriter
         self.emitter = GraphEmitter(rewriter.builder, rewriter.adopt)
         self.active = active
         self.grads: dict[Value, Grad] = {}
+        self.tells = tells
+        self._present: dict[tuple[Value, int | None], Arg] = {}
+        self._now: Arg = True  # whether what is handed on is there
 
     # --- gradients of values
 
-    def add(self, value: Value, grad: Value | None, element: int | None = None) -> None:
-        """One more use of a value (of an element of a tuple) has this gradient."""
+    def add(self, value: Value, grad: Value | None, element: int | None = None, present: Arg = None) -> None:
+        """One more use of a value (of an element of a tuple) has this gradient. present: whether autograd has it; by
+        default where it has those of the results of the node that is handed through."""
         if grad is None:
             return
+        if self.tells:
+            key, found = (value, element), self._now if present is None else present
+            self._present[key] = self.either(self._present.get(key, False), found)
         type_ = value.type
         if element is not None:
             assert isinstance(type_, TupleType)
@@ -54,14 +64,24 @@ class Reverse:
         assert not isinstance(before, list)
         self.grads[value] = self._sum(before, self._fitted(grad, type_))
 
-    def give(self, arg: Arg, grad: Grad | None) -> None:
+    def give(self, arg: Arg, grad: Grad | None, present: Arg = None) -> None:
         """The same for what may be no value, or one without a gradient."""
         if isinstance(arg, Value) and arg in self.active and not isinstance(grad, list):
-            self.add(arg, grad)
+            self.add(arg, grad, present=present)
+
+    def present(self, value: Value) -> Arg:
+        """Whether autograd has a gradient of a value: a bool, or a value that says so."""
+        return self._present.get((value, None), False)
+
+    def either(self, a: Arg, b: Arg) -> Arg:
+        """Whether one of two gradients is there."""
+        if a is True or b is True:
+            return True
+        return b if a is False else a if b is False or a == b else self.emitter.call("py.or_", a, b)
 
     def fork(self, active: set[Value]) -> Reverse:
         """Gradients of a region's values, apart from those around it."""
-        return Reverse(self.rewriter, active)
+        return Reverse(self.rewriter, active, tells=self.tells)
 
     def _fitted(self, grad: Value, type_: object) -> Value:
         return fitted(self.emitter, grad, type_) if isinstance(type_, TensorType) else grad
@@ -127,6 +147,7 @@ class Reverse:
         builder = self.emitter.builder
         saved = builder.span, builder.scope
         builder.span, builder.scope = node.span, node.scope
+        self._now = self._of_node(node)
         try:
             if node.op == "unpack":
                 self._unpack(node)
@@ -138,12 +159,22 @@ class Reverse:
                 self._operator(node)
         finally:
             builder.span, builder.scope = saved
+            self._now = True
+
+    def _of_node(self, node: Node) -> Arg:
+        """Whether autograd has a gradient of one of a node's results."""
+        found: Arg = not self.tells
+        for result in node.results if self.tells else ():
+            count = len(result.type.elements) if isinstance(result.type, TupleType) else 0
+            for element in (None, *range(count)):
+                found = self.either(found, self._present.get((result, element), False))
+        return found
 
     def _unpack(self, node: Node) -> None:
         (source,) = node.args
         assert isinstance(source, Value)
         for i, result in enumerate(node.results):
-            self.add(source, self.gradient(result), i)
+            self.add(source, self.gradient(result), i, self.present(result) if self.tells else None)
 
     def _write(self, node: Node) -> None:
         value = node.args[1]

@@ -15,15 +15,16 @@ from typing import Any
 import torch
 
 from smelt._torch.autocast import no_autocast
-from smelt.autodiff import Joint, halves, joint_graph
+from smelt.autodiff import Joint, certain_values, extract, halves, joint_graph
 from smelt.codegen.lower import Lowered, lower
 from smelt.codegen.lower.result import Fresh
 from smelt.compiler.histories import requires_gradients
 from smelt.compiler.pipeline import optimized_graph
 from smelt.diag import Options, SmeltError
-from smelt.ir import Graph, Value
+from smelt.ir import Graph
 from smelt.ops.convert import dtype_to_torch
-from smelt.ops.evaluate import no_state
+from smelt.ops.effects import effects
+from smelt.ops.evaluate import evaluate, no_state
 from smelt.ops.record import tensor_type
 from smelt.runtime.executable import Executable
 
@@ -52,19 +53,24 @@ class Native:
 
 class Trainable:
     """A graph without state that autograd sees as one operator. requires: which of its inputs need gradients.
+    is_backward: it gives gradients of another one.
 
     Raises: SmeltError where a part of it has no gradient, or no plan.
     """
 
-    def __init__(self, graph: Graph, requires: Sequence[bool], options: Options, code: bytes | None) -> None:
+    def __init__(
+        self, graph: Graph, requires: Sequence[bool], options: Options, code: bytes | None, *, is_backward: bool = False
+    ) -> None:
         self.graph, self.requires, self.options, self._code = graph, tuple(requires), options, code
         self._wrt = [value.name for value, is_wanted in zip(graph.inputs, requires, strict=True) if is_wanted]
-        self._joint: Joint = joint_graph(graph, self._wrt)
+        self._joint: Joint = joint_graph(graph, self._wrt, tells=True)
+        self.differentiated = self._joint.differentiated
+        if not is_backward:
+            self._check_results()
         found = halves(self._joint)
         self.halves = found
         self.forward = Native(found.forward, options, code)
         self._absent: dict[tuple[int, ...], list[bool]] = {}
-        self.differentiated = self._joint.differentiated
         aliased = [i for i in self.differentiated if not self.forward.is_fresh(i)]
         if aliased:
             raise SmeltError(
@@ -72,9 +78,19 @@ class Trainable:
                 why="its history would be a view's", fix="return a copy (clone)",
             )  # fmt: skip
         self.backward = Native(found.backward, options, code)
-        results = [arg for i in self.differentiated if isinstance(arg := graph.outputs[i], Value)]
-        self._types = [tensor_type(result) for result in results]
-        self._again: Trainable | None = None
+        joint = self._joint
+        given = joint.graph.inputs[joint.given : joint.given + len(self.differentiated)]
+        self._types = [tensor_type(value) for value in given]
+        self._again: dict[tuple[bool, ...], Trainable | None] = {}
+
+    def _check_results(self) -> None:
+        given = (v for v, is_wanted in zip(self.graph.inputs, self.requires, strict=True) if is_wanted)
+        certain = certain_values(self.graph, given)
+        for i in self.differentiated:
+            if self.graph.outputs[i] not in certain:
+                raise SmeltError(
+                    f"result {i} of {self.graph.name} has gradients on some of its paths only", code="S0303"
+                )
 
     def __call__(self, inputs: Tensors) -> list[Any]:
         """The graph's outputs, with a history where gradients are on."""
@@ -96,10 +112,16 @@ class Trainable:
 
     def run_backward(self, saved: Tensors, grads: Tensors) -> list[Any]:
         """A gradient for each input that needs one; None where it depends on no result that has a gradient."""
-        return self._present(self.backward([*saved, *self._laid_out(grads)]), grads)
+        return self._present(self.backward([*saved, *self._laid_out(grads), *self._there(grads)]), grads)
+
+    def _there(self, grads: Tensors) -> list[bool]:
+        return [grad is not None for grad in grads] if self._joint.tells else []
 
     def _present(self, found: list[Any], grads: Tensors) -> list[Any]:
-        """Gradients, without those that come from the zeros of results without a gradient alone."""
+        """Gradients, without those of paths that were not taken, or that come from results without a gradient alone."""
+        if self._joint.tells:
+            count = len(self._wrt)
+            return [g if there else None for g, there in zip(found[:count], found[count:], strict=True)]
         if all(grad is not None for grad in grads):
             return found
         given = tuple(i for i, grad in zip(self.differentiated, grads, strict=True) if grad is not None)
@@ -110,14 +132,40 @@ class Trainable:
 
     def run_backward_again(self, inputs: Tensors, grads: Tensors) -> list[Any]:
         """The same with a history of their own."""
-        if self._again is None:
-            joint = self._joint
-            graph = joint.graph.clone()
-            graph.name = f"{self.graph.name}_gradient"
-            graph.body.set_yields(graph.outputs[joint.count :])
-            requires = [*self.requires, *(True for _ in self.differentiated)]
-            self._again = Trainable(graph, requires, self.options, self._code)
-        return self._present(self._again([*inputs, *self._laid_out(grads)]), grads)
+        given = tuple(map(requires_gradients, grads))
+        if given not in self._again:
+            self._again[given] = self._gradient(given)
+        again = self._again[given]
+        if again is None:
+            return self._by_torch(inputs, grads)
+        return self._present(again([*inputs, *self._laid_out(grads), *self._there(grads)]), grads)
+
+    def _gradient(self, given: tuple[bool, ...]) -> Trainable | None:
+        """The gradient's graph as a node of autograd; None where there is none. given: which of the gradients that it
+        takes have histories. Raises: SmeltError where torch alone cannot do it either."""
+        joint = self._joint
+        graph = joint.graph.clone()
+        graph.name = f"{self.graph.name}_gradient"
+        graph.body.set_yields(graph.outputs[joint.count :])
+        requires = (*self.requires, *given, *(False for _ in given if joint.tells))
+        try:
+            return Trainable(graph, requires, self.options, self._code, is_backward=True)
+        except SmeltError:
+            if any(effects(node).rng for node in self.graph.walk()):
+                raise  # other numbers would be drawn
+            return None
+
+    def _by_torch(self, inputs: Tensors, grads: Tensors) -> list[Any]:
+        """Gradients with a history, where the gradient's graph is no node of autograd: operator by operator, as eager
+        does, from the inputs on."""
+        graph = self.graph
+        outputs = [graph.outputs[i] for i in self.differentiated]
+        pure = extract(graph, graph.name, graph.inputs, outputs, ())
+        given = [x.view_as(x) if wanted else x for x, wanted in zip(inputs, self.requires, strict=True)]
+        pairs = zip(evaluate(pure, given), grads, strict=True)
+        results, cotangents = zip(*((r, g) for r, g in pairs if g is not None and r.requires_grad), strict=True)
+        leaves = [x for x, wanted in zip(given, self.requires, strict=True) if wanted]
+        return list(torch.autograd.grad(results, leaves, cotangents, create_graph=True, allow_unused=True))
 
     def _laid_out(self, grads: Tensors) -> list[Any]:
         """Gradients of results as the plan takes them: row-major ones, mostly; zeros where a result has none."""

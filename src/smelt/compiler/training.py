@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
-from smelt.autodiff import detach_islands, hidden_write, state_as_inputs
+from smelt._torch.autocast import no_autocast
+from smelt.analysis.gradients import gradient_flow
+from smelt.autodiff import detach_islands, hidden_write, overwritten, state_as_inputs
 from smelt.capture import Captured
 from smelt.compiler.compiled_types import LeftAlone, NeedsGradients
 from smelt.compiler.histories import requires_gradients
@@ -36,6 +38,11 @@ class TrainingUnit(Unit):
     def build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Make the plans for inputs that require gradients as these do. Raises: NeedsGradients where there are none."""
         start = perf_counter()
+        with no_autocast():  # as each node says for itself
+            self._build(args, kwargs)
+        self.stages_ms["forward and backward"] = round((perf_counter() - start) * 1000, 3)
+
+    def _build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         graph, self.state_places = state_as_inputs(self._with_casts())
         # What goes out as it came in has the history that it has.
         graph.body.set_yields(tuple(None if i in self.captured.returned else a for i, a in enumerate(graph.outputs)))
@@ -45,7 +52,6 @@ class TrainingUnit(Unit):
             self.trainable = Trainable(graph, requires, self.options, machine_code(self.options))
         except SmeltError as error:
             raise NeedsGradients(error.what) from error
-        self.stages_ms["forward and backward"] = round((perf_counter() - start) * 1000, 3)
 
     def _with_casts(self) -> Graph:
         """The graph with the casts of autocast spelled out. Raises: NeedsGradients where that cannot be."""
@@ -92,10 +98,7 @@ def training_unit(captured: Captured, options: Options, args: Sequence[Any], kwa
         raise NeedsGradients("its path depends on data")
     if captured.signature.puts is not None:
         raise NeedsGradients("it changes objects that its arguments hold")
-    hidden = _hidden_write(captured, args, kwargs)
-    if hidden is not None:
-        where = f" at {hidden.span}" if hidden.span else ""
-        raise NeedsGradients(f"{hidden.op}{where} writes where autograd does not look")
+    _check_writes(captured, args, kwargs)
     try:
         unit = TrainingUnit.of(captured, options)
     except SmeltError as error:
@@ -104,7 +107,8 @@ def training_unit(captured: Captured, options: Options, args: Sequence[Any], kwa
     return unit
 
 
-def _hidden_write(captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Node | None:
+def _check_writes(captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises: NeedsGradients where a write in place has a meaning for autograd that no graph of values has."""
     assert captured.graph is not None and captured.signature is not None
     found = captured.signature.flatten(args, kwargs)
     given = {v for v, x in zip(captured.graph.inputs, found, strict=True) if requires_gradients(x)}
@@ -115,4 +119,14 @@ def _hidden_write(captured: Captured, args: Sequence[Any], kwargs: Mapping[str, 
         entry = captured.state.entries.get((value.node.op, str(value.node.args[0])))
         return entry is None or requires_gradients(entry.tensor)
 
-    return hidden_write(captured.graph, requires)
+    hidden, late = hidden_write(captured.graph, requires), overwritten(captured.graph, requires)
+    if hidden is not None:
+        raise NeedsGradients(f"{_shown(hidden)} writes where autograd does not look")
+    if late is not None:
+        raise NeedsGradients(f"{_shown(late)} writes to what a gradient needs")
+    if gradient_flow(captured.graph, requires, captured.caller.grad).leaves_some:
+        raise NeedsGradients("it writes to what others see, and gives it gradients")
+
+
+def _shown(node: Node) -> str:
+    return f"{node.op} at {node.span}" if node.span else node.op

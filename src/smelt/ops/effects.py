@@ -93,6 +93,15 @@ def _python_effects(node: Node) -> Effects:
     return Effects(rng=python.rng, io=python.io, may_throw=python.throws(node.args))
 
 
+def declared_writes(node: Node) -> tuple[Value, ...]:
+    """What the schema says that a node writes to, which autograd and version counters see; of `batch_norm`, nothing."""
+    schema = schema_of(node.op) if not node.regions else None
+    call = _call(schema, node) if schema is not None else None
+    if schema is None or call is None:
+        return ()
+    return tuple(v for a in schema.arguments if a.is_write for v in values_in(call[a.name]))
+
+
 def is_pure(node: Node) -> bool:
     """Whether a node only computes its results."""
     return effects(node).is_pure
