@@ -144,10 +144,10 @@ def _in_reverse(
         reverse.rewriter.set_yields(back, (*yields, *(after if flags else ())))
     drop_unused(reverse.rewriter, back, is_copy=True)
     presents: Sequence[Arg] = made.results[len(types) :] or [None for _ in types]
-    into = [*(firsts[i] for i in carried), *outer]
-    for value, result, present in zip(into, made.results, presents, strict=False):
-        if isinstance(value, Value):
-            reverse.add(value, result, present=present)
+    into: list[Arg] = [*(firsts[i] for i in carried), *outer]
+    for arg, result, present in zip(into, made.results, presents, strict=False):
+        if isinstance(arg, Value):
+            reverse.add(arg, result, present=present)
 
 
 class _Saved:
