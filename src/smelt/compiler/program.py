@@ -6,11 +6,12 @@ Invariant: a program of a module shares the module's parameters, buffers and sub
 
 from __future__ import annotations
 
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import torch
 from torch.fx import GraphModule
@@ -22,6 +23,7 @@ from smelt.capture import Captured, capture, is_capturing
 from smelt.capture.kept_casts import KeptCast
 from smelt.capture.sharing import entangled
 from smelt.codegen.python import python_source
+from smelt.compiler import saving
 from smelt.compiler.code import Code, write_code
 from smelt.compiler.compiled_types import LeftAlone, Undelivered
 from smelt.compiler.doors.fx_out import graph_module
@@ -178,6 +180,28 @@ class Program(torch.nn.Module):
 
     def _repr_html_(self) -> str:
         return text_box(f"Program {self.unit.captured.name}", str(self.graph))
+
+    # --- saving
+
+    def save(
+        self,
+        target: str | os.PathLike[str] | BinaryIO,
+        *,
+        extra_files: Mapping[str, bytes] | None = None,
+        targets: Sequence[str] | None = None,
+    ) -> None:
+        """Write the program to a file, or a buffer, that `smelt.load` reads without its source: an ingot.
+
+        extra_files: files to go with it, by name. targets: what native code is made for, of "avx512", "avx2" and
+        "neon"; all by default, whatever this machine is. The file appears under its name when it is whole.
+        Raises: PackageError (S0702) where something of the program has no form in a file.
+        """
+        saving.save({"forward": self.to_be_saved()}, target, extra_files or {}, targets)
+
+    def to_be_saved(self) -> saving.Saved:
+        """What of it goes into an ingot: the capture for the present setting, with the module's state."""
+        module = self._source if isinstance(self._source, torch.nn.Module) else None
+        return saving.Saved(self.unit, module, self._options)
 
     # --- running
 

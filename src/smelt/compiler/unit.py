@@ -197,7 +197,7 @@ class Unit:
         with self._lock, no_autocast():
             if self._executable is not None:
                 return
-            self.lowered = _with_very_tensors(self._kept_or_lowered(), self.captured)
+            self.lowered = with_very_tensors(self._kept_or_lowered(), self.captured)
             _tell_kernels(self.captured.name, self.lowered)
             start = perf_counter()
             self._executable = Executable(self.lowered.plan, machine_code(self.options))
@@ -252,7 +252,7 @@ class Unit:
     def with_plan(self, lowered: Lowered, executable: Executable) -> Self:
         """The same program, run by a plan that was made elsewhere."""
         other = copy(self)  # with all that was found out about the graph
-        other.lowered, other._executable = _with_very_tensors(lowered, self.captured), executable
+        other.lowered, other._executable = with_very_tensors(lowered, self.captured), executable
         other.passes, other.stages_ms, other._ready, other._lock = [], {}, None, threading.Lock()
         return other
 
@@ -545,7 +545,7 @@ def _optimized(graph: Graph, options: Options, lookup: Lookup) -> Graph:
     return optimized_graph(graph, options, lookup)[0]
 
 
-def _with_very_tensors(lowered: Lowered, captured: Captured) -> Lowered:
+def with_very_tensors(lowered: Lowered, captured: Captured) -> Lowered:
     """Outputs that were the very objects of inputs or state in the recorded run are so in each run, and those that
     were inference tensors by the program's own mode are such.
     """

@@ -22,7 +22,7 @@ class Code:
 
 
 # 01xx capture, 02xx graph text and structure, 03xx compile, 04xx run time, 05xx command line, 06xx schedules,
-# 09xx ours.
+# 07xx ingots, 09xx ours.
 CATALOGUE: tuple[Code, ...] = (
     Code("S0101", "a tensor was turned into a Python value"),
     Code("S0102", "the size of a result depends on data"),
@@ -69,6 +69,9 @@ CATALOGUE: tuple[Code, ...] = (
     Code("S0623", "a step makes a larger error than allowed"),
     Code("S0631", "the knobs of a schedule cannot be searched"),
     Code("S0632", "no choice of a schedule's knobs can be used"),
+    Code("S0701", "an ingot cannot be read"),
+    Code("S0702", "a program cannot be saved as an ingot"),
+    Code("S0703", "an ingot has no native code that runs here"),
     Code("S0901", "a pass broke the graph"),
     Code("S0902", "an internal invariant does not hold"),
 )

@@ -26,14 +26,16 @@ _EMIT = "LLVMPY_TargetMachineEmitToMemory"
 _MOST_THREADS = 8
 
 
-def emit_object(text: str, cpu: str = "", features: str = "") -> bytes:
+def emit_object(text: str, cpu: str = "", features: str = "", triple: str = "") -> bytes:
     """Object file (ELF on Linux) of a module given as LLVM text, for the plain instruction set unless `cpu` is named.
+
+    triple: of another system than this one.
 
     Raises: InternalError if LLVM does not accept the text.
     """
     module = _module(text)
     # Any number of threads may come here with this one machine: llvmlite's lock is what keeps them apart.
-    return bytes(_target_machine(cpu, features).emit_object(module))
+    return bytes(_target_machine(cpu, features, triple).emit_object(module))
 
 
 def emit_assembly(text: str, cpu: str = "", features: str = "") -> str:
@@ -41,7 +43,9 @@ def emit_assembly(text: str, cpu: str = "", features: str = "") -> str:
     return str(_target_machine(cpu, features).emit_assembly(_module(text)))
 
 
-def emit_objects(texts: Sequence[str], cpu: str = "", features: str = "") -> list[bytes | InternalError]:
+def emit_objects(
+    texts: Sequence[str], cpu: str = "", features: str = "", triple: str = ""
+) -> list[bytes | InternalError]:
     """`emit_object` of each text, by several threads; in the place of a text that LLVM refuses stands the error."""
     nthreads = min(len(texts), os.cpu_count() or 1, _MOST_THREADS)
     rest = iter(range(len(texts)))
@@ -56,7 +60,7 @@ def emit_objects(texts: Sequence[str], cpu: str = "", features: str = "") -> lis
                 found[i] = error
         return thread_time() - start
 
-    machines = [_new_target_machine(cpu, features) for _ in range(nthreads)]
+    machines = [_new_target_machine(cpu, features, triple) for _ in range(nthreads)]
     with ThreadPoolExecutor(nthreads) as pool:
         add_workers(sum(pool.map(work, machines)))
     return found
@@ -101,12 +105,16 @@ def _unlocked_emit() -> Any:
 
 
 @lru_cache(maxsize=8)
-def _target_machine(cpu: str, features: str) -> Any:
-    return _new_target_machine(cpu, features)
+def _target_machine(cpu: str, features: str, triple: str = "") -> Any:
+    return _new_target_machine(cpu, features, triple)
 
 
-def _new_target_machine(cpu: str, features: str) -> Any:
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    target = llvm.Target.from_triple(llvm.get_process_triple())
+def _new_target_machine(cpu: str, features: str, triple: str = "") -> Any:
+    if triple:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+    else:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_triple(triple or llvm.get_process_triple())
     return target.create_target_machine(cpu=cpu, features=features, opt=2, reloc="pic", codemodel="small")

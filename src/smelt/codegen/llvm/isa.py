@@ -1,84 +1,50 @@
-"""The instruction set that own kernels are made for, found without any compiler package.
+"""The instruction set that own kernels are made for: this machine's, unless the compilation is for another one.
 
-Invariant: an `Isa` never names a feature that this CPU and system lack: LLVM ends the process on an intrinsic that its
-target does not have, and the CPU ends it on an instruction that it does not know.
+Invariant: what is compiled inside `compiling_for` never runs in this process, so that it may be for any machine.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Literal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
-from smelt.diag import SmeltError, isa_limit
-from smelt.runtime.cpu import cpu_flags
-from smelt.runtime.elf import MACHINE_X86_64
-from smelt.runtime.loader import host_machine
+from smelt.runtime import isa as machine
+from smelt.runtime.isa import AVX2, AVX512, AVX512_BF16, BASELINE_X86, NEON, Isa, IsaName, best_isa
 
-IsaName = Literal["avx512", "avx2", "neon", "baseline"]
+__all__ = [
+    "AVX2",
+    "AVX512",
+    "AVX512_BF16",
+    "BASELINE_X86",
+    "NEON",
+    "Isa",
+    "IsaName",
+    "best_isa",
+    "compiling_for",
+    "host_isa",
+    "is_for_elsewhere",
+]
 
-
-@dataclass(frozen=True, slots=True)
-class Isa:
-    """A target of own kernels: LLVM's `cpu` and `features`, f32 lanes of one vector register, how many there are.
-
-    `has_bf16`: bf16 dot products (AVX512_BF16). LLVM then also lowers `fptrunc` to bfloat with an instruction that
-    makes denormals zero, which eager does not: round with integer operations.
-    """
-
-    name: IsaName
-    cpu: str
-    features: str
-    f32_lanes: int
-    vector_registers: int
-    has_bf16: bool = False
-
-    @property
-    def key(self) -> str:
-        """What machine code for this target depends on, as text for cache keys."""
-        return f"{self.name} {self.cpu} {self.features}"
-
-
-# What Linux calls the features of the psABI's levels 3 and 4.
-_AVX2_FLAGS = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"})
-_AVX512_FLAGS = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
-_LIMITS = ("avx512", "avx2", "neon", "baseline", "none")
-
-BASELINE_X86 = Isa("baseline", "x86-64", "", 4, 16)
-AVX2 = Isa("avx2", "x86-64-v3", "", 8, 16)
-AVX512 = Isa("avx512", "x86-64-v4", "-prefer-256-bit", 16, 32)
-AVX512_BF16 = Isa("avx512", "x86-64-v4", "-prefer-256-bit,+avx512bf16", 16, 32, has_bf16=True)
-NEON = Isa("neon", "generic", "+neon", 4, 32)
+_target: ContextVar[Isa | None] = ContextVar("the target of what is compiled", default=None)
 
 
 def host_isa() -> Isa | None:
-    """The best target of this CPU within the limit of SMELT_ISA; None where there are no own kernels.
-
-    Raises: SmeltError (S0301) if SMELT_ISA names no target.
-    """
-    return best_isa(host_machine(), cpu_flags(), isa_limit())
+    """The target of own kernels; None where there are none. Raises: SmeltError (S0301) if SMELT_ISA names none."""
+    target = _target.get()
+    return machine.host_isa() if target is None else target
 
 
-@lru_cache(maxsize=32)
-def best_isa(machine: int | None, flags: frozenset[str], limit: str = "") -> Isa | None:
-    """The best target of a CPU with these features (Linux's names), no better than `limit`; None for "none".
+def is_for_elsewhere() -> bool:
+    """Whether what is compiled now is to be saved, and runs in another process."""
+    return _target.get() is not None
 
-    machine: the ELF machine number, None for a system that the loader does not know. A limit of another CPU than this
-    one leaves the plainest target. Raises: SmeltError (S0301).
-    """
-    if limit and limit not in _LIMITS:
-        raise SmeltError(
-            f"SMELT_ISA cannot be {limit!r}",
-            why=f"it takes {', '.join(_LIMITS)}",
-            fix="correct the environment variable, or unset it",
-            code="S0301",
-        )
-    if machine is None or limit == "none":
-        return None
-    if machine != MACHINE_X86_64:
-        return NEON
-    if limit in ("baseline", "neon") or not flags >= _AVX2_FLAGS:
-        return BASELINE_X86
-    if limit == "avx2" or not flags >= _AVX512_FLAGS:
-        return AVX2
-    return AVX512_BF16 if "avx512_bf16" in flags else AVX512
+
+@contextmanager
+def compiling_for(target: Isa) -> Iterator[None]:
+    """What is lowered inside is for this target, whatever this machine is; none of its kernels is run."""
+    token = _target.set(target)
+    try:
+        yield
+    finally:
+        _target.reset(token)

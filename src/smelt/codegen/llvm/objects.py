@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 
-from smelt.codegen.llvm.isa import Isa
+from smelt.codegen.llvm.isa import Isa, is_for_elsewhere
 from smelt.diag import InternalError
 from smelt.runtime.cache import CodeCache
 from smelt.runtime.plan import KernelCode
@@ -64,7 +64,8 @@ def compile_kernels(
     if not missing:
         return found
     emit = importlib.import_module("smelt.codegen.llvm.emit")
-    built = emit.emit_objects([source.text for source in missing], isa.cpu, isa.features)
+    triple = isa.triple if is_for_elsewhere() else ""
+    built = emit.emit_objects([source.text for source in missing], isa.cpu, isa.features, triple)
     for source, code in zip(missing, built, strict=True):
         if isinstance(code, bytes):
             found[source.symbol] = KernelCode(source.symbol, code)

@@ -12,7 +12,7 @@ import torch
 
 from smelt.codegen.contract.coding import Coding
 from smelt.codegen.contract.packing import Packing, packing_source
-from smelt.codegen.llvm.isa import Isa
+from smelt.codegen.llvm.isa import Isa, is_for_elsewhere
 from smelt.codegen.lower.coded_weight import code, decoded
 from smelt.codegen.lower.packs import packs
 from smelt.codegen.lower.weight_packing import Fills
@@ -28,7 +28,7 @@ def packed_weight(
 
     is_state: it lies in memory of the program's own, so that plans share the panels for as long as it stays as it is.
     """
-    if not is_state:
+    if not is_state or is_for_elsewhere():
         return _made(weight, form, isa, options, fills)
     return packs().get_or_pack(weight, form, lambda: _made(weight, form, isa, options, fills), fills)
 

@@ -4,106 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
-from smelt._torch.inference_kind import of_kind
 from smelt.codegen.lower.report import Report
 from smelt.codegen.lower.weight_packing import Fills
 from smelt.runtime.plan import Plan
+from smelt.runtime.recipes import (
+    Either,
+    Fresh,
+    Lookup,
+    Mutation,
+    Number,
+    OfKind,
+    OutputRecipe,
+    Plain,
+    Same,
+    StateName,
+    ViewOf,
+    rebuilt,
+    view_of,
+)
 
-
-@dataclass(frozen=True, slots=True)
-class StateName:
-    """A tensor that the program reads from outside: a parameter, a buffer, or one found in a closure or a global."""
-
-    kind: str
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fresh:
-    """Result number `index` of the plan."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Same:
-    """The very tensor that came in: input number `source`, or a tensor of the state."""
-
-    source: int | StateName
-
-
-@dataclass(frozen=True, slots=True)
-class ViewOf:
-    """A view of a tensor that came in; `offset` counts elements from that tensor's own start.
-
-    is_detached: whether autograd is to know nothing of where it came from (`detach()`, `.data`).
-    number: which tensor of the program it is; the same one may be several outputs, by one way or another.
-    """
-
-    source: int | StateName
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-    is_detached: bool = False
-    number: int = 0
-
-
-def view_of(base: torch.Tensor, view: ViewOf) -> torch.Tensor:
-    """The view of its source, which stays what autograd knows it as, unless it is detached."""
-    if base.requires_grad:
-        # What is compiled gives no history: the program made the view where no gradients were recorded.
-        with torch.no_grad():
-            made = base.as_strided(view.sizes, view.strides, base.storage_offset() + view.offset)
-    else:
-        made = base.as_strided(view.sizes, view.strides, base.storage_offset() + view.offset)
-    return made.detach() if view.is_detached else made
-
-
-@dataclass(frozen=True, slots=True)
-class Plain:
-    """A Python value of the graph itself."""
-
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """Result number `index` of the plan, a Python number."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Either:
-    """One of several, by the number in result `which` of the plan."""
-
-    which: int
-    options: tuple[Fresh | Same | ViewOf, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class OfKind:
-    """What the run makes, as an inference tensor or as none, whatever the mode of the call makes of it."""
-
-    recipe: Fresh | Either
-    inference: bool
-
-
-OutputRecipe: TypeAlias = Fresh | Number | Same | ViewOf | Plain | Either | OfKind
-
-Lookup: TypeAlias = Callable[[str, str], torch.Tensor]
-"""(kind, path) -> the tensor; kind is "param", "buffer" or "captured"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mutation:
-    """The plan writes into this input or state tensor (and bumps its version)."""
-
-    target: int | StateName
+__all__ = [
+    "Either",
+    "Fresh",
+    "Lookup",
+    "Lowered",
+    "Mutation",
+    "Number",
+    "OfKind",
+    "OutputRecipe",
+    "Plain",
+    "Same",
+    "StateName",
+    "ViewOf",
+    "view_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,28 +77,4 @@ class Lowered:
 
     def rebuild(self, results: Sequence[Any], inputs: Sequence[torch.Tensor], lookup: Lookup) -> list[Any]:
         """The graph's outputs from the plan's results, the call's inputs and the state."""
-
-        def source_of(source: int | StateName) -> torch.Tensor:
-            return inputs[source] if isinstance(source, int) else lookup(source.kind, source.path)
-
-        outputs: list[Any] = []
-        views: dict[int, torch.Tensor] = {}
-        for wanted in self.outputs:
-            recipe = wanted.recipe if isinstance(wanted, OfKind) else wanted
-            if isinstance(recipe, Either):
-                recipe = recipe.options[results[recipe.which]]
-            match recipe:
-                case Fresh(index=index):
-                    made = results[index]
-                    outputs.append(of_kind(made, wanted.inference) if isinstance(wanted, OfKind) else made)
-                case Number(index=index):
-                    outputs.append(results[index])
-                case Same(source=source):
-                    outputs.append(source_of(source))
-                case ViewOf():
-                    if recipe.number not in views:
-                        views[recipe.number] = view_of(source_of(recipe.source), recipe)
-                    outputs.append(views[recipe.number])
-                case Plain(value=value):
-                    outputs.append(value)
-        return outputs
+        return rebuilt(self.outputs, results, inputs, lookup)

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from smelt.codegen.llvm.isa import Isa
+from smelt.codegen.llvm.isa import Isa, is_for_elsewhere
 from smelt.codegen.llvm.objects import KernelSource, compile_kernels
 from smelt.diag import Options, SmeltError
 from smelt.runtime.cache import code_cache
@@ -150,6 +150,8 @@ class Fills:
         items: int,
     ) -> bool:  # fmt: skip
         """Note all items of a kernel that needs no scratch, before `start`; False if it cannot be run here."""
+        if is_for_elsewhere():
+            return False
         code = _loaded(source, isa, options)
         if self._walk is None:
             self._walk = _loaded(_walk(), isa, options)

@@ -1,0 +1,310 @@
+"""`save`: captured programs as an ingot.
+
+    programs by name -- checked --> graphs' text, structures, state -- lowered for each target --> entries of the file
+
+Invariant: what is saved gives in another process what the program gives here, or is refused, by name of what is in the
+way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any, BinaryIO
+
+import torch
+
+from smelt._torch.autocast import no_autocast
+from smelt.codegen.llvm.executor import executor_for
+from smelt.codegen.llvm.isa import Isa, compiling_for
+from smelt.codegen.lower import lower
+from smelt.codegen.lower.result import Lowered, StateName
+from smelt.compiler.pipeline import optimized_graph
+from smelt.compiler.unit import Unit, with_very_tensors
+from smelt.diag import Options, SmeltError
+from smelt.diag.packages import VERSION
+from smelt.ir import STATE_OPS, Graph, TensorType, Value
+from smelt.ops.convert import dtype_to_torch
+from smelt.package.natives import TARGETS, Code, NativeWriter
+from smelt.package.state import Tensors
+from smelt.package.structures import structure_of
+from smelt.runtime.cache import code_cache
+from smelt.runtime.ingot.abi import abi
+from smelt.runtime.ingot.archive import Pieces
+from smelt.runtime.ingot.errors import unsaved
+from smelt.runtime.ingot.json_text import dumps
+from smelt.runtime.ingot.manifest import EXTRA, WEIGHTS, InputType, Manifest, Method
+from smelt.runtime.ingot.plan_json import NotWritten
+from smelt.runtime.ingot.program import write_ingot
+from smelt.runtime.ingot.structure import Mapping_, Sequence_
+from smelt.runtime.ingot.tensors import write
+
+Lookup = Callable[[str, str], torch.Tensor]
+# Options that say nothing of what a program computes.
+_HERE = frozenset(("cache_dir", "cache_limit_mb", "dump", "keep_plans", "profile", "adaptive", "strict", "verify"))
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A program to be saved: the unit that is, the module whose state goes with it, and its options."""
+
+    unit: Unit
+    module: torch.nn.Module | None
+    options: Options
+
+
+def save(
+    programs: Mapping[str, Saved],
+    target: str | os.PathLike[str] | BinaryIO,
+    extra_files: Mapping[str, bytes],
+    targets: Sequence[str] | None,
+) -> None:
+    """Write the programs, each an entry point of its name.
+
+    Raises: PackageError (S0702) where one has no form in a file; SmeltError (S0301) for a target that there is not.
+    """
+    for name in TARGETS if targets is None else targets:
+        if name not in TARGETS:
+            raise SmeltError(
+                f"there is no target {name!r}", why=f"targets are {', '.join(TARGETS)}", fix="name some of these",
+                code="S0301",
+            )  # fmt: skip
+    writer = _Writer(programs, {name: TARGETS[name] for name in (TARGETS if targets is None else targets)})
+    manifest, entries = writer.written()
+    for name, content in extra_files.items():
+        entries[EXTRA + name] = [bytes(content)]
+    write_ingot(target, manifest, entries)
+
+
+def save_programs(
+    programs: Mapping[str, Any],
+    target: str | os.PathLike[str] | BinaryIO,
+    *,
+    extra_files: Mapping[str, bytes] | None = None,
+    targets: Sequence[str] | None = None,
+) -> None:
+    """Write several programs into one file, each an entry point of its name: `smelt.load(path).name(...)`.
+
+    Programs over one module share its parameters and buffers there, as here. Raises: as `Program.save`.
+    """
+    for name in programs:
+        if not name.isidentifier() or (hasattr(torch.nn.Module, name) and name != "forward"):
+            raise unsaved(
+                f"an entry point cannot be called {name!r}",
+                "it becomes an attribute of the program that is loaded",
+                "take a name that is an identifier, and none of torch.nn.Module's",
+            )
+    saved = {name: program.to_be_saved() for name, program in programs.items()}
+    save(saved, target, extra_files or {}, targets)
+
+
+@dataclass
+class _Writer:
+    programs: Mapping[str, Saved]
+    targets: Mapping[str, Isa]
+    tensors: Tensors = field(default_factory=Tensors)
+    entries: dict[str, Pieces] = field(default_factory=dict)
+
+    def written(self) -> tuple[Manifest, dict[str, Pieces]]:
+        for name, saved in self.programs.items():
+            _check(name, saved.unit)
+        self._collect_modules()
+        codes = {target: Code() for target in self.targets}
+        with torch.no_grad(), no_autocast():
+            methods = {name: self._method(name, saved, codes) for name, saved in sorted(self.programs.items())}
+        kernels, executors = self._code(codes, methods)
+        states, stored = self.tensors.placed()
+        self.entries[WEIGHTS] = write(stored)
+        modules = [saved.module for saved in self.programs.values() if saved.module is not None]
+        manifest = Manifest(
+            VERSION, torch.__version__, abi(), any(module.training for module in modules), tuple(states), methods,
+            executors, kernels, {},
+        )  # fmt: skip
+        return manifest, self.entries
+
+    def _collect_modules(self) -> None:
+        """All parameters and buffers of the modules, whether a graph reads them or not."""
+        for name, saved in sorted(self.programs.items()):
+            if saved.module is None:
+                continue
+            prefix = self._prefix(name)
+            for path, parameter in saved.module.named_parameters(remove_duplicate=False):
+                self.tensors.number("param", prefix + path, parameter)
+            kept = saved.module.state_dict(keep_vars=True)
+            for path, buffer in saved.module.named_buffers(remove_duplicate=False):
+                self.tensors.number("buffer", prefix + path, buffer, is_persistent=path in kept)
+
+    def _prefix(self, name: str) -> str:
+        """What stands before the names of a method's state: its name, where methods are of several modules."""
+        modules = {id(saved.module) for saved in self.programs.values() if saved.module is not None}
+        return "" if len(modules) <= 1 else f"{name}."
+
+    def _method(self, name: str, saved: Saved, codes: Mapping[str, Code]) -> Method:
+        unit, signature = saved.unit, saved.unit.signature
+        state = self._state_of(name, unit)
+        # The module's own tensors, as they are now: a capture is of no others.
+        args, kwargs = structure_of(signature.args, "args"), structure_of(signature.kwargs, "kwargs")
+        assert isinstance(args, Sequence_) and isinstance(kwargs, Mapping_)
+        graph, as_written = f"graphs/{name}.txt", f"graphs/{name}.as_written.txt"
+        assert unit.captured.graph is not None
+        self.entries[graph] = [str(unit.graph).encode("ascii", "backslashreplace")]
+        self.entries[as_written] = [str(unit.captured.graph).encode("ascii", "backslashreplace")]
+        native: dict[str, str] = {}
+        why_not: dict[str, str] = {}
+        folded: set[int] = set()
+        for target, isa in self.targets.items():
+            entry = f"code/{target}/{name}.json"
+            try:
+                self.entries[entry] = [dumps(self._native(name, saved, isa, codes[target], folded))]
+                native[target] = entry
+            except (NotWritten, SmeltError) as error:
+                why_not[target] = str(getattr(error, "what", error))
+        written = {target for target in _written(unit.graph) if isinstance(target, StateName)}
+        return Method(
+            args=args,
+            kwargs=kwargs,
+            result=structure_of(signature.result, "the result"),
+            places=tuple(signature.inputs),
+            inputs=tuple(map(_input_type, unit.graph.inputs, signature.inputs)),
+            state=state,
+            written=tuple(sorted(state[each.kind, each.path] for each in written)),
+            folded=tuple(sorted(folded)),
+            writes=unit.writes,
+            draws=unit.draws,
+            has_no_gradient=_why_no_gradient(unit),
+            modes=(unit.captured.caller.grad, unit.captured.caller.inference) if unit.captured.asks_modes else (),
+            options=_options(saved.options),
+            graph=graph,
+            as_written=as_written,
+            native=native,
+            why_not_native=why_not,
+        )
+
+    def _state_of(self, name: str, unit: Unit) -> dict[tuple[str, str], int]:
+        found: dict[tuple[str, str], int] = {}
+        assert unit.captured.graph is not None
+        for graph in (unit.graph, unit.captured.graph):
+            for node in graph.walk():
+                if node.op in STATE_OPS:
+                    kind, path = node.op, str(node.args[0])
+                    if (kind, path) not in found:
+                        found[kind, path] = self._number(name, kind, path, unit.lookup(kind, path))
+            for digest, tensor in graph.constants.items():
+                found["const", digest] = self.tensors.number("const", digest, tensor)
+        return found
+
+    def _number(self, name: str, kind: str, path: str, tensor: torch.Tensor) -> int:
+        prefix = self._prefix(name) if kind != "captured" else f"{name}." if len(self.programs) > 1 else ""
+        return self.tensors.number(kind, prefix + path, tensor, is_persistent=False)
+
+    def _native(self, name: str, saved: Saved, isa: Isa, code: Code, folded: set[int]) -> Any:
+        """Raises: NotWritten; SmeltError where it cannot be lowered."""
+        unit = saved.unit
+        # Kernels of other machines cannot be timed here.
+        options = replace(saved.options, keep_plans=False, profile=False, dump="", measure=False)
+        with compiling_for(isa):
+            graph = optimized_graph(unit.graph, options, unit.lookup)[0]
+            lowered: Lowered = with_very_tensors(lower(graph, unit.lookup, options), unit.captured)
+            writer = NativeWriter(
+                lowered, isa, options, unit.lookup,
+                lambda kind, path: self._number(name, kind, path, unit.lookup(kind, path)), self.tensors, code,
+            )  # fmt: skip
+            entry = writer.entry()
+        folded |= writer.folded
+        return entry
+
+    def _code(
+        self, codes: Mapping[str, Code], methods: Mapping[str, Method]
+    ) -> tuple[dict[str, str], dict[str, str]]:  # fmt: skip
+        """The entries of machine code, by target and by kind of machine."""
+        kernels: dict[str, str] = {}
+        executors: dict[str, str] = {}
+        options = next(iter(self.programs.values())).options
+        for target, code in codes.items():
+            if not any(target in method.native for method in methods.values()):
+                continue
+            kernels[target] = f"code/{target}/kernels.bin"
+            self.entries[kernels[target]] = [b"".join(code.pieces)]
+            machine = self.targets[target].triple.partition("-")[0]
+            if machine not in executors:
+                executors[machine] = f"code/{machine}.o"
+                made = executor_for(self.targets[target], code_cache(options.cache_dir, options.cache_limit_mb))
+                self.entries[executors[machine]] = [made]
+        return kernels, executors
+
+
+# --- what can be saved ------------------------------------------------------------------------------------------------
+
+
+def _check(name: str, unit: Unit) -> None:
+    """Raises: PackageError (S0702) where the program does what a file cannot say."""
+    captured = unit.captured
+    if unit.signature.puts is not None:
+        raise unsaved(
+            f"{name} cannot be saved: it changes Python objects",
+            "a call leaves something in an attribute, a list or a dict, and a file holds no such objects",
+            "keep state in buffers (register_buffer) and write to them in place (copy_), or return it",
+        )
+    if captured.sizes is not None:
+        raise unsaved(
+            f"{name} cannot be saved: its sizes are free",
+            "an ingot holds graphs of fixed sizes",
+            "capture it without dynamic_shapes, once for each size, and save these under names of their own",
+        )
+    if captured.reruns:
+        raise unsaved(
+            f"{name} cannot be saved: it catches errors that depend on data",
+            "what follows from such an error is the program's Python code",
+            "test for the case before the operator that raises",
+        )
+    if unit.draws_in_python:
+        raise unsaved(
+            f"{name} cannot be saved: it draws random numbers of Python or NumPy",
+            "their generators are no part of a file",
+            "draw by torch.rand, or pass the numbers in",
+        )
+
+
+def _why_no_gradient(unit: Unit) -> str:
+    if unit.captured.own_backward:
+        return f"{unit.captured.own_backward} has a backward of its own, which is Python"
+    if unit.captured.has_history:
+        return "its gradients lead to tensors outside of it"
+    return ""
+
+
+def _written(graph: Graph) -> list[Any]:
+    """What the graph writes to: names of the state; inputs by their own."""
+    found: list[Any] = []
+    for node in graph.walk():
+        if node.op != "write":
+            continue
+        value = node.args[0]
+        if isinstance(value, Value) and value.node is not None and value.node.op in STATE_OPS:
+            found.append(StateName(value.node.op, str(value.node.args[0])))
+    return found
+
+
+def _input_type(value: Value, place: str) -> InputType:
+    type_ = value.type
+    if not isinstance(type_, TensorType) or not type_.is_static:
+        raise unsaved(
+            f"the program cannot be saved: {place} is {type_}",
+            "an ingot holds graphs over tensors of fixed sizes",
+            "capture it with tensors of the sizes that it is to run for",
+        )
+    sizes = tuple(n for n in type_.sizes if isinstance(n, int))
+    strides = None if type_.strides is None else tuple(s for s in type_.strides if isinstance(s, int))
+    return InputType(dtype_to_torch(type_.dtype), sizes, strides)
+
+
+def _options(options: Options) -> dict[str, Any]:
+    """The options that are not as they are by default and have a say in what is computed."""
+    found = {}
+    for each in fields(options):
+        value = getattr(options, each.name)
+        default = each.default if each.default is not MISSING else None
+        if each.name not in _HERE and value != default and type(value) in (bool, int, str):
+            found[each.name] = value
+    return found

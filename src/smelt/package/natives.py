@@ -1,0 +1,165 @@
+"""A lowered program as the entry of an ingot that holds its plan.
+
+Invariant: what a plan holds of the program's weights is in the file once: read as it lies, packed at loading, or,
+where it follows from weights by more than that, stored beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from smelt.codegen.contract.packing import Packing, packing_source
+from smelt.codegen.llvm.isa import AVX2, AVX512, NEON, Isa
+from smelt.codegen.llvm.objects import compile_kernels
+from smelt.codegen.lower.held import Computed, Live, Panels
+from smelt.codegen.lower.result import Lookup, Lowered, StateName
+from smelt.codegen.lower.static_program import Apply, At, Content, Read, StaticProgram
+from smelt.diag import Options
+from smelt.package.state import Tensors
+from smelt.runtime.cache import code_cache
+from smelt.runtime.ingot import held_json, plan_json, recipe_json
+from smelt.runtime.ingot.held_json import VIEWS, FromState, Held, Packed, Result, Step
+from smelt.runtime.plan import KernelCode, uses_of
+
+TARGETS: Mapping[str, Isa] = {"avx512": AVX512, "avx2": AVX2, "neon": NEON}
+"""What native code is made for."""
+
+
+@dataclass
+class Code:
+    """The kernels for one target, each once, whatever number of methods use it."""
+
+    kernels: dict[str, tuple[int, int]] = field(default_factory=dict)
+    pieces: list[bytes] = field(default_factory=list)
+    nbytes: int = 0
+
+    def place(self, kernel: KernelCode) -> tuple[int, int]:
+        """Where a kernel's object lies, and its size."""
+        found = self.kernels.get(kernel.symbol)
+        if found is None:
+            found = self.kernels[kernel.symbol] = self.nbytes, len(kernel.object)
+            self.pieces += [kernel.object, bytes(-len(kernel.object) % 16)]
+            self.nbytes += len(kernel.object) + -len(kernel.object) % 16
+        return found
+
+
+@dataclass
+class NativeWriter:
+    """Writes one method's plan for one target.
+
+    numbers: (kind, path) of the state -> its number. folded: numbers of the state that stored values follow from.
+    """
+
+    lowered: Lowered
+    isa: Isa
+    options: Options
+    state: Lookup
+    numbers: Callable[[str, str], int]
+    tensors: Tensors
+    code: Code
+    folded: set[int] = field(default_factory=set)
+    _used: dict[str, int] = field(default_factory=dict)
+    _rows: list[list[Any]] = field(default_factory=list)
+
+    def entry(self) -> Any:
+        """The entry as JSON. Raises: plan_json.NotWritten."""
+        lowered, plan = self.lowered, self.lowered.plan
+        written = plan_json.write(plan, self._kernel)
+        used = {slot for each in plan.instructions for slot in uses_of(each)} | set(plan.outputs)
+        held = [[slot, held_json.write(self._held(slot, tensor))] for slot, tensor in plan.held if slot in used]
+        written["fixed"] = sorted(plan.fixed & used)
+        try:
+            outputs = [recipe_json.write(recipe) for recipe in lowered.outputs]
+        except TypeError as error:
+            raise plan_json.NotWritten(f"a result: {error}") from None
+        baked = sorted({self.numbers(name.kind, name.path) for name in lowered.constants})
+        return {"kernels": self._rows, "plan": written, "held": held, "outputs": outputs, "baked": baked}
+
+    def _kernel(self, kernel: KernelCode) -> int:
+        found = self._used.get(kernel.symbol)
+        if found is None:
+            found = self._used[kernel.symbol] = len(self._rows)
+            self._rows.append([kernel.symbol, *self.code.place(kernel)])
+        return found
+
+    def _held(self, slot: int, tensor: torch.Tensor) -> Held:
+        how = self.lowered.how_made
+        made = how[slot]() if how is not None and slot in how else None
+        match made:
+            case Live(state=Read(name=name)):
+                return FromState(self.numbers(name.kind, name.path))
+            case Panels(form=Packing()):
+                packed = self._packed(made)
+                if packed is not None:
+                    return packed
+            case Content():
+                return self.tensors.stored(tensor)
+        if made is None and (live := self._live(tensor)) is not None:
+            return live
+        if isinstance(made, (Computed, Panels)):
+            names = [step.name for step in made.program.steps if isinstance(step, Read)]
+        else:
+            names = list(self.lowered.constants)
+        self.folded |= {self.numbers(name.kind, name.path) for name in names}
+        if tensor.layout is not torch.strided:
+            raise plan_json.NotWritten("a weight is in a form of torch's own library")
+        return self.tensors.stored(tensor)
+
+    def _live(self, tensor: torch.Tensor) -> FromState | None:
+        """The tensor of the state that this one is."""
+        if tensor.layout is not torch.strided or not tensor.numel():
+            return None
+        key = tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+        for name in self.lowered.handles:
+            other = self.state(name.kind, name.path)
+            if key == (other.data_ptr(), other.dtype, tuple(other.shape), other.stride()):
+                return FromState(self.numbers(name.kind, name.path))
+        return None
+
+    def _packed(self, made: Panels) -> Packed | None:
+        """How the panels are made when the file is loaded; None where the weight follows by other operators."""
+        packing = made.form
+        assert isinstance(packing, Packing)
+        steps = self._steps(made.program)
+        if steps is None:
+            return None
+        weight = made.program.run(self.state).detach()
+        weight = weight.t() if made.is_transposed else weight
+        is_dense = 1 not in weight.stride()
+        weight = weight.contiguous() if is_dense else weight
+        along_columns = weight.stride(1) == 1
+        source = packing_source(packing.tiling, along_columns)
+        cache = code_cache(self.options.cache_dir, self.options.cache_limit_mb)
+        kernel = compile_kernels([source], self.isa, cache)[source.symbol]
+        words = packing.words(weight.stride(0) if along_columns else weight.stride(1), along_columns)
+        return Packed(
+            steps, made.is_transposed, is_dense, weight.dtype, tuple(weight.shape), weight.stride(),
+            self._kernel(kernel), words, packing.panels, packing.nelements,
+        )  # fmt: skip
+
+    def _steps(self, program: StaticProgram) -> tuple[FromState | Step, ...] | None:
+        found: list[FromState | Step] = []
+        for step in program.steps:
+            if isinstance(step, Read):
+                found.append(FromState(self.numbers(step.name.kind, step.name.path)))
+            elif isinstance(step, Apply) and step.op in VIEWS and not step.kwargs and not step.is_list:
+                args = tuple(map(_argument, step.args))
+                found.append(Step(step.op, args))
+            else:
+                return None
+        return tuple(found) if program.value == At(len(found) - 1) else None
+
+
+def _argument(arg: Any) -> Any:
+    if isinstance(arg, At):
+        return Result(arg.step)
+    return tuple(map(_argument, arg)) if isinstance(arg, tuple) else arg
+
+
+def names_of(lowered: Lowered) -> list[StateName]:
+    """All that a plan has of the state."""
+    return list(dict.fromkeys((*lowered.handles, *lowered.constants)))

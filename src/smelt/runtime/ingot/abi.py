@@ -1,0 +1,28 @@
+"""What machine code and plans of an ingot rely on beside the format: the executor's words, and the kernels' arguments.
+
+Invariant: it changes with each change of what a plan or a table means, so that native code of another state of Smelt is
+left alone and the program is compiled again from its graph.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import fields
+from functools import lru_cache
+
+from smelt.runtime import plan, recipes, table
+
+# Raised where the meaning of a plan changes, and no name or number of it does.
+_MEANING = 1
+
+
+@lru_cache(maxsize=1)
+def abi() -> str:
+    """The digest of all that native code of this state of Smelt relies on."""
+    enums = (table.Op, table.Cell, table.Launched, table.TeamWord, table.Arith, table.Status, table.Field)
+    shown = [f"{enum.__name__}.{name}={int(value)}" for enum in enums for name, value in enum.__members__.items()]
+    records = [getattr(module, name) for module in (plan, recipes) for name in sorted(vars(module))]
+    for record in records:
+        if isinstance(record, type) and hasattr(record, "__dataclass_fields__"):
+            shown.append(f"{record.__name__}({', '.join(field.name for field in fields(record))})")
+    return hashlib.sha256("\n".join([str(_MEANING), *shown]).encode()).hexdigest()[:32]

@@ -1,0 +1,145 @@
+"""An ingot's file, open: entries that were checked, and tensors over the mapped memory.
+
+Invariant: the map is private and copied on writing, so tensors may be written in place and the file never changes; a
+check that is made is made before anything uses the entry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import stat
+from collections.abc import Callable
+from typing import Any, BinaryIO, TypeAlias
+
+import torch
+
+from smelt.runtime.ingot.archive import Archive
+from smelt.runtime.ingot.errors import broken
+from smelt.runtime.ingot.json_text import Part, loads
+from smelt.runtime.ingot.manifest import NAME, WEIGHTS, Manifest, Placed
+from smelt.runtime.ingot.tensors import read_header
+
+CHECKED_NBYTES = 32 << 20
+"""Weights up to this size are checked whenever a file is opened, larger ones where that is asked for."""
+
+
+Again: TypeAlias = Callable[[int, int], bytearray]
+"""From where, how many bytes: the file's, as they were at first."""
+
+
+class Contents:
+    """The entries of an ingot."""
+
+    def __init__(self, data: memoryview, again: Again, verify: bool | None = None) -> None:
+        """verify: check the weights too; None: where they are small. again: reads the file anew.
+
+        Raises: PackageError (S0701).
+        """
+        self._archive = Archive(data)
+        self._again = again
+        self._memories: dict[str, Any] = {}
+        part = loads(self._archive.content(NAME), NAME)
+        self.manifest = Manifest.read(part)
+        present = self._archive.entries.keys() - {NAME}
+        for name in sorted(present ^ self.manifest.entries.keys()):
+            raise broken(name, "the manifest and the archive do not have the same entries")
+        weights = self._archive.entries[WEIGHTS]
+        for name, wanted in self.manifest.entries.items():
+            if self._archive.entries[name].nbytes != wanted.nbytes:
+                raise broken(name, "it has another size than the manifest says")
+            is_checked = name != WEIGHTS or verify or (verify is None and weights.nbytes <= CHECKED_NBYTES)
+            if is_checked and hashlib.sha256(self._archive.content(name, check=False)).hexdigest() != wanted.sha256:
+                raise broken(name, "its digest is not the manifest's: it was changed after it was written")
+        self._stored = read_header(self.entry(WEIGHTS), WEIGHTS)
+        for state in self.manifest.state:
+            self._check(state.placed)
+
+    def entry(self, name: str) -> memoryview:
+        """An entry's bytes, which were checked."""
+        return self._archive.content(name, check=False)
+
+    def json(self, name: str) -> Part:
+        """An entry that is JSON."""
+        return loads(self.entry(name), name)
+
+    def _check(self, placed: Placed) -> None:
+        """Raises: PackageError (S0701) where the tensor does not lie within what is stored."""
+        extent = self._stored.get(placed.stored)
+        if extent is None:
+            raise broken(WEIGHTS, f"there is no {placed.stored!r} in it")
+        if (placed.offset + placed.span) * placed.dtype.itemsize > extent.nbytes:
+            raise broken(WEIGHTS, f"a tensor over {placed.stored!r} reaches beyond it")
+
+    def tensor(self, placed: Placed) -> torch.Tensor:
+        """A tensor over the mapped memory; those over the same memory share it."""
+        self._check(placed)
+        if not placed.span:
+            return torch.empty_strided(placed.sizes, placed.strides, dtype=placed.dtype)
+        made = torch.empty(0, dtype=placed.dtype)
+        return made.set_(self._memory(placed.stored), placed.offset, placed.sizes, placed.strides)
+
+    def as_saved(self, placed: Placed) -> torch.Tensor:
+        """The tensor with the contents that the file has, in memory of its own."""
+        self._check(placed)
+        if not placed.span:
+            return torch.empty_strided(placed.sizes, placed.strides, dtype=placed.dtype)
+        start, nbytes = self._at(placed) + placed.offset * placed.dtype.itemsize, placed.span * placed.dtype.itemsize
+        flat = torch.frombuffer(self._again(start, nbytes), dtype=torch.uint8).clone().view(placed.dtype)
+        return flat.as_strided(placed.sizes, placed.strides)
+
+    def _at(self, placed: Placed) -> int:
+        """Where in the file the memory begins that a tensor lies over."""
+        return self._archive.entries[WEIGHTS].start + self._stored[placed.stored].start
+
+    def _memory(self, stored: str) -> Any:
+        """A stored tensor's memory as a storage of its own."""
+        found = self._memories.get(stored)
+        if found is None:
+            extent, start = self._stored[stored], self._archive.entries[WEIGHTS].start
+            flat = torch.frombuffer(
+                self._archive.data, dtype=torch.uint8, count=extent.nbytes, offset=start + extent.start
+            )
+            found = self._memories[stored] = flat.untyped_storage()
+        return found
+
+    def address(self, name: str) -> int:
+        """Where in memory an entry begins."""
+        return torch.frombuffer(self._archive.data, dtype=torch.uint8).data_ptr() + self._archive.entries[name].start
+
+
+def open_file(path: str | os.PathLike[str], *, copy: bool = False, verify: bool | None = None) -> Contents:
+    """A file's contents, mapped; copy: read into memory, for files that others may write to.
+
+    Raises: PackageError (S0701); OSError where the file cannot be opened.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
+    with open(os.open(path, flags), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise broken("the archive", f"{os.fspath(path)} is no plain file")
+        if copy:
+            return from_bytes(file.read(), verify=verify)
+        kept = os.fstat(file.fileno()).st_size
+        if not kept:
+            raise broken("the archive", "it is empty")
+        mapped = mmap.mmap(file.fileno(), kept, access=mmap.ACCESS_COPY)
+        again = _FileAgain(file, kept)
+        return Contents(memoryview(mapped), again, verify)
+
+
+class _FileAgain:
+    """The file's bytes anew: the same file, whatever has its name by now."""
+
+    def __init__(self, file: BinaryIO, nbytes: int) -> None:
+        self._mapped = mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_READ)
+
+    def __call__(self, start: int, nbytes: int) -> bytearray:
+        return bytearray(self._mapped[start : start + nbytes])
+
+
+def from_bytes(data: bytes, *, verify: bool | None = None) -> Contents:
+    """The contents of an archive in memory. Raises: PackageError (S0701)."""
+    if not data:
+        raise broken("the archive", "it is empty")
+    return Contents(memoryview(bytearray(data)), lambda start, n: bytearray(data[start : start + n]), verify)

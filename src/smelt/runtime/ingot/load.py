@@ -1,0 +1,41 @@
+"""`smelt.load`: a program out of a file that `save` wrote. Needs torch, and nothing of the compiler."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any, BinaryIO
+
+import torch
+
+from smelt.runtime.ingot.contents import from_bytes, open_file
+from smelt.runtime.ingot.program import LoadedProgram
+
+
+def load(
+    source: str | os.PathLike[str] | bytes | BinaryIO,
+    *,
+    map_location: Any = None,
+    allow_native: bool = True,
+    verify: bool | None = None,
+    copy: bool = False,
+    classes: Iterable[type] = (),
+) -> LoadedProgram:
+    """The program that was saved to a file, or to a buffer.
+
+    map_location: the device that its tensors go to. allow_native: run the file's machine code, which takes as much
+    trust as running a program of the same origin; without it, the graph's text is read and compiled here. verify: check
+    the weights' digest, too (None: where they are small; all else is always checked). copy: read the file instead of
+    mapping it, where others may write to it meanwhile. classes: what results may be made of, in the place of records.
+    Raises: PackageError (S0701) for a broken file, naming the entry; OSError where it cannot be opened.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        contents = open_file(source, copy=copy, verify=verify)
+    else:
+        data = source if isinstance(source, (bytes, bytearray)) else source.read()
+        contents = from_bytes(bytes(data), verify=verify)
+    by_name = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in classes}
+    program = LoadedProgram(contents, allow_native=allow_native, classes=by_name)
+    if map_location is not None:
+        program.to(torch.device(map_location))
+    return program

@@ -1,0 +1,286 @@
+"""The manifest of an ingot: what the file holds, checked before anything of it is used.
+
+Invariant: the manifest names every entry of the file with its digest, and every number in it is within the bounds of
+what it counts. Writing what was read gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from smelt.runtime.ingot import structure as structures
+from smelt.runtime.ingot.errors import broken, newer
+from smelt.runtime.ingot.json_text import Part, dumps
+from smelt.runtime.ingot.structure import Mapping_, Sequence_, Structure
+from smelt.runtime.ingot.tensors import dtype_name, dtype_of
+
+FORMAT = 1
+NAME = "manifest.json"
+WEIGHTS = "weights.safetensors"
+EXTRA = "extra/"
+_LOW = -(1 << 63)
+_MOST_ELEMENTS = 1 << 46
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A tensor that lies over the memory of a stored one; `offset`, in elements, from its beginning."""
+
+    stored: str
+    offset: int
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def span(self) -> int:
+        """How many elements there are from the first to past the last."""
+        if 0 in self.sizes:
+            return 0
+        return 1 + sum((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True))
+
+    def written(self) -> Any:
+        return [self.stored, self.offset, dtype_name(self.dtype), list(self.sizes), list(self.strides)]
+
+    @staticmethod
+    def read(part: Part) -> Placed:
+        stored, offset, dtype, sizes, strides = part.items(5)
+        steps = strides.ints(0, _MOST_ELEMENTS)
+        if len(sizes.items(len(steps))) > 64:
+            raise part.bad("has too many dimensions")
+        found = Placed(stored.as_str(), offset.as_int(), dtype_of(dtype), sizes.ints(0, _MOST_ELEMENTS), steps)
+        if found.span > _MOST_ELEMENTS:
+            raise part.bad("is larger than any memory")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A tensor of the programs' state: kind is "param", "buffer", "captured" (by a closure, say), or "const"."""
+
+    kind: str
+    path: str
+    placed: Placed
+    requires_grad: bool
+    is_persistent: bool
+
+    def written(self) -> Any:
+        return [self.kind, self.path, self.placed.written(), self.requires_grad, self.is_persistent]
+
+    @staticmethod
+    def read(part: Part) -> State:
+        kind, path, placed, requires_grad, is_persistent = part.items(5)
+        which = kind.one_of("param", "buffer", "captured", "const")
+        if which in ("param", "buffer") and not all(_is_name(name) for name in path.as_str().split(".")):
+            raise path.bad("is no path of a parameter")
+        return State(which, path.as_str(), Placed.read(placed), requires_grad.as_bool(), is_persistent.as_bool())
+
+
+def _is_name(name: str) -> bool:
+    # Modules answer to their own names, and to those of the classes behind them.
+    return bool(name) and not name.startswith("__") and name not in _TAKEN
+
+
+_TAKEN = frozenset(name for name in dir(torch.nn.Module) if not name.startswith("__"))
+
+
+@dataclass(frozen=True, slots=True)
+class InputType:
+    """What an argument must be; strides are None where they are those of a contiguous tensor."""
+
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...] | None
+
+    def written(self) -> Any:
+        return [dtype_name(self.dtype), list(self.sizes), None if self.strides is None else list(self.strides)]
+
+    @staticmethod
+    def read(part: Part) -> InputType:
+        dtype, sizes, strides = part.items(3)
+        steps = None if strides.is_null() else strides.ints(0, _MOST_ELEMENTS)
+        if steps is not None and len(steps) != len(sizes.items()):
+            raise part.bad("has other sizes than strides")
+        return InputType(dtype_of(dtype), sizes.ints(0, _MOST_ELEMENTS), steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """An entry point.
+
+    places: where each input stands among the arguments. state: (kind, path) as its graph says -> number of the state.
+    written: numbers of the state that a run writes to; folded: of that whose contents the file
+    holds in another form too; writes: whether it writes to anything that its caller sees.
+    draws: whether it draws random numbers. has_no_gradient: why its gradients are not those of the program.
+    modes: grad and inference mode that it was captured under, where the program asks for them. options: what it is
+    compiled with. native: by target, the entry that holds its plan; why_not_native: by target, why there is none.
+    """
+
+    args: Sequence_
+    kwargs: Mapping_
+    result: Structure
+    places: tuple[str, ...]
+    inputs: tuple[InputType, ...]
+    state: Mapping[tuple[str, str], int]
+    written: tuple[int, ...]
+    folded: tuple[int, ...]
+    writes: bool
+    draws: bool
+    has_no_gradient: str
+    modes: tuple[bool, ...]
+    options: Mapping[str, Any]
+    graph: str
+    as_written: str
+    native: Mapping[str, str]
+    why_not_native: Mapping[str, str]
+
+    def to_json(self) -> Any:
+        return {
+            "args": structures.write(self.args),
+            "kwargs": structures.write(self.kwargs),
+            "result": structures.write(self.result),
+            "places": list(self.places),
+            "inputs": [each.written() for each in self.inputs],
+            "state": [[kind, path, number] for (kind, path), number in sorted(self.state.items())],
+            "written": list(self.written),
+            "folded": list(self.folded),
+            "writes": self.writes,
+            "draws": self.draws,
+            "has_no_gradient": self.has_no_gradient,
+            "modes": list(self.modes),
+            "options": dict(self.options),
+            "graph": self.graph,
+            "as_written": self.as_written,
+            "native": dict(self.native),
+            "why_not_native": dict(self.why_not_native),
+        }
+
+    @staticmethod
+    def read(part: Part, nstate: int) -> Method:
+        (args, kwargs, result, places, inputs, state, written, folded, writes, draws, no_gradient, modes, options,
+         graph, as_written, native, why_not) = part.keys(*_METHOD_KEYS)  # fmt: skip
+        positional, named = structures.read(args), structures.read(kwargs)
+        if not isinstance(positional, Sequence_) or not isinstance(named, Mapping_):
+            raise part.bad("has arguments that are no tuple and dict")
+        names = tuple(place.as_str() for place in places.items())
+        types = tuple(map(InputType.read, inputs.items(len(names))))
+        taken = {*structures.leaves(positional), *structures.leaves(named)}
+        if taken != set(range(len(names))):
+            raise part.bad("has other inputs than its arguments hold")
+        found: dict[tuple[str, str], int] = {}
+        for each in state.items():
+            kind, path, number = each.items(3)
+            found[kind.as_str(), path.as_str()] = number.as_int(0, nstate - 1)
+        return Method(
+            positional, named, structures.read(result), names, types, found, written.ints(0, nstate - 1),
+            folded.ints(0, nstate - 1), writes.as_bool(), draws.as_bool(), no_gradient.as_str(),
+            tuple(mode.as_bool() for mode in modes.items()),
+            {name: _option(value) for name, value in options.pairs()}, graph.as_str(), as_written.as_str(),
+            {target: entry.as_str() for target, entry in native.pairs()},
+            {target: why.as_str() for target, why in why_not.pairs()},
+        )  # fmt: skip
+
+
+_METHOD_KEYS = (
+    "args", "kwargs", "result", "places", "inputs", "state", "written", "folded", "writes", "draws",
+    "has_no_gradient", "modes", "options", "graph", "as_written", "native", "why_not_native",
+)  # fmt: skip
+
+
+def _option(part: Part) -> Any:
+    if type(part.value) not in (bool, int, str):
+        raise part.bad("is no value of an option")
+    return part.value
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """What an entry must be."""
+
+    nbytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What an ingot holds.
+
+    entries: all others, by name. executors: by the kind of machine, the entry of the executor's code. kernels: by
+    target, the entry that holds its kernels. is_training: the modules' own flag.
+    """
+
+    smelt: str
+    torch: str
+    abi: str
+    is_training: bool
+    state: tuple[State, ...]
+    methods: Mapping[str, Method]
+    executors: Mapping[str, str]
+    kernels: Mapping[str, str]
+    entries: Mapping[str, Digest]
+
+    @property
+    def extra(self) -> tuple[str, ...]:
+        """The names of the files that the user put in."""
+        return tuple(name.removeprefix(EXTRA) for name in self.entries if name.startswith(EXTRA))
+
+    def text(self) -> bytes:
+        """The manifest's entry."""
+        return dumps(
+            {
+                "format": FORMAT,
+                "smelt": self.smelt,
+                "torch": self.torch,
+                "abi": self.abi,
+                "is_training": self.is_training,
+                "state": [each.written() for each in self.state],
+                "methods": {name: method.to_json() for name, method in self.methods.items()},
+                "executors": dict(self.executors),
+                "kernels": dict(self.kernels),
+                "entries": {name: [each.nbytes, each.sha256] for name, each in self.entries.items()},
+            }
+        )
+
+    @staticmethod
+    def read(part: Part) -> Manifest:
+        """The manifest. Raises: PackageError (S0701)."""
+        if type(part.value) is dict and "format" in part.value:
+            version = Part(part.value["format"], NAME, ".format").as_int(1)
+            if version > FORMAT:
+                raise newer("format", version, FORMAT)
+        _, smelt, its_torch, its_abi, training, state, methods, executors, kernels, entries = part.keys(
+            "format", "smelt", "torch", "abi", "is_training", "state", "methods", "executors", "kernels", "entries"
+        )
+        tensors = tuple(map(State.read, state.items()))
+        found = {name: Method.read(each, len(tensors)) for name, each in methods.pairs()}
+        if not found or not all(name.isidentifier() for name in found):
+            raise methods.bad("are no names of entry points")
+        manifest = Manifest(
+            smelt.as_str(), its_torch.as_str(), its_abi.as_str(), training.as_bool(), tensors, found,
+            {name: entry.as_str() for name, entry in executors.pairs()},
+            {name: entry.as_str() for name, entry in kernels.pairs()},
+            {name: _digest(each) for name, each in entries.pairs()},
+        )  # fmt: skip
+        _check_names(manifest)
+        return manifest
+
+
+def _digest(part: Part) -> Digest:
+    nbytes, sha256 = part.items(2)
+    return Digest(nbytes.as_int(), sha256.as_str())
+
+
+def _check_names(manifest: Manifest) -> None:
+    """Raises: PackageError (S0701) where something is to be in an entry that there is not."""
+    named = {WEIGHTS, *manifest.executors.values(), *manifest.kernels.values()}
+    for method in manifest.methods.values():
+        named |= {method.graph, method.as_written, *method.native.values()}
+    for name in sorted(named - manifest.entries.keys()):
+        raise broken(name, "the manifest refers to this entry and does not list it")
+    places = [(state.kind, state.path) for state in manifest.state]
+    if len(set(places)) < len(places):
+        raise broken(NAME, "two tensors of the state have one name")

@@ -1,0 +1,192 @@
+"""The native form of an entry point: its plan, with tensors and machine code, ready to run on this machine.
+
+    entry "code/avx2/forward.json"
+    {"kernels": [["smelt_1f..", 0, 4096]], "plan": ..., "held": [[slot, recipe]], "outputs": ..., "baked": [3, 5]}
+
+Invariant: what a file says of the machine is not believed: the target is chosen by this process's own look at the CPU,
+and code is loaded only where its digest, its kind of machine and its bounds fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from smelt.diag import InternalError, SmeltError
+from smelt.runtime.executable import Executable
+from smelt.runtime.guard_constants import Constants
+from smelt.runtime.ingot import held_json, plan_json, recipe_json
+from smelt.runtime.ingot.contents import Contents
+from smelt.runtime.ingot.errors import broken
+from smelt.runtime.ingot.held_json import FromState, Held, Packed, Packing, weight_of
+from smelt.runtime.ingot.json_text import Part
+from smelt.runtime.ingot.manifest import Method, Placed
+from smelt.runtime.isa import BASELINE_X86, NEON, host_isa
+from smelt.runtime.plan import Bump, Call, Copy, Dispatch, Instruction, KernelCode, Loop, Plan, outs_of
+from smelt.runtime.recipes import Lookup, OutputRecipe, rebuilt
+
+_KEYS = ("kernels", "plan", "held", "outputs", "baked")
+_MOST_THREADS = 8
+
+
+class Refused(Exception):
+    """A run came to data that native code leaves to torch. is_clean: nothing has been written by then."""
+
+    def __init__(self, index: int, is_clean: bool) -> None:
+        super().__init__(f"instruction {index}")
+        self.is_clean = is_clean
+
+
+class CannotRun(Exception):
+    """Why native code of the file is not used here."""
+
+
+def targets() -> tuple[str, ...]:
+    """The names of targets whose code runs on this machine, best first."""
+    isa = host_isa()
+    if isa is None or isa == BASELINE_X86:
+        return ()
+    if isa == NEON:
+        return ("neon",)
+    return ("avx512", "avx2") if isa.name == "avx512" else ("avx2",)
+
+
+@dataclass(frozen=True)
+class NativeText:
+    """A method's native form, read and checked, without tensors.
+
+    baked: numbers of the state whose contents were packed or folded.
+    """
+
+    plan_part: Part
+    code: Sequence[KernelCode]
+    held: Sequence[tuple[int, Held]]
+    outputs: tuple[OutputRecipe, ...]
+    baked: tuple[int, ...]
+
+    @staticmethod
+    def read(part: Part, code: memoryview, method: Method, nstate: int) -> NativeText:
+        """Raises: PackageError (S0701)."""
+        kernels, plan, held, outputs, baked = part.keys(*_KEYS)
+        objects = tuple(_kernel(each, code) for each in kernels.items())
+        found = []
+        for each in held.items():
+            slot, recipe = each.items(2)
+            found.append((slot.as_int(), held_json.read(recipe, nstate, len(objects))))
+        results = len(Part(plan.value, part.entry, ".plan").keys(*plan_json.KEYS)[2].items())
+        recipes = tuple(recipe_json.read(each, len(method.places), results) for each in outputs.items())
+        made = NativeText(plan, objects, found, recipes, baked.ints(0, nstate - 1))
+        made.plan((), lambda index: _refuse(index, True))
+        return made
+
+    def plan(self, tensors: Sequence[tuple[int, torch.Tensor]], eager: plan_json.Eager) -> Plan:
+        return plan_json.read(self.plan_part, self.code, tensors, eager)
+
+
+def _kernel(part: Part, code: memoryview) -> KernelCode:
+    symbol, start, nbytes = part.items(3)
+    if start.as_int() + nbytes.as_int() > len(code):
+        raise part.bad("lies outside of the code")
+    return KernelCode(symbol.as_str(), bytes(code[start.as_int() : start.as_int() + nbytes.as_int()]))
+
+
+def _refuse(index: int, is_clean: bool) -> Callable[..., Any]:
+    def refuse(*args: Any) -> Any:
+        raise Refused(index, is_clean)
+
+    return refuse
+
+
+def _is_clean(plan: Plan, index: int) -> bool:
+    """Whether nothing that lives longer than a run can have been written before an instruction runs."""
+    lasting = {*plan.inputs, *(slot for slot, _ in plan.held)} - plan.fixed
+    writes = [i for i, each in enumerate(plan.instructions) if _writes(each, lasting)]
+    if any(isinstance(each, Loop) for each in plan.instructions):
+        return not writes
+    return not writes or index < writes[0]
+
+
+def _writes(instruction: Instruction, lasting: set[int]) -> bool:
+    match instruction:
+        case Bump():
+            return True
+        case Copy(dst=dst):
+            return dst in lasting
+        case Call() | Dispatch():
+            return not outs_of(instruction)  # an operator that writes into its arguments
+    return False
+
+
+def uses_library(plan: Plan) -> bool:
+    """Whether torch's own functions are called, which are another version's in another torch."""
+    return any(isinstance(each, (Call, Dispatch)) for each in plan.instructions)
+
+
+class Native:
+    """An entry point's plan over the program's present tensors. Built once for each state of these."""
+
+    def __init__(
+        self, contents: Contents, method: Method, text: NativeText, executor: bytes, tensors: Sequence[torch.Tensor],
+        threads: int,
+    ) -> None:  # fmt: skip
+        """Raises: CannotRun; PackageError (S0701, S0402)."""
+        self.text = text
+        self._baked = [tensors[number] for number in text.baked]
+        self._constants = Constants(self._baked)
+        packings: list[Packing] = []
+        held = []
+        for slot, recipe in text.held:
+            held.append((slot, _tensor(contents, recipe, tensors, text.code, packings)))
+        plan = text.plan(held, lambda index: _refuse(index, True))
+        plan = text.plan(held, lambda index: _refuse(index, _is_clean(plan, index)))
+        _run_all(packings, threads)
+        try:
+            self.executable = Executable(plan, executor)
+        except InternalError as error:
+            raise broken(text.plan_part.entry, str(error.what)) from None
+        if not self.executable.is_native:
+            raise CannotRun("machine code cannot be loaded into memory here")
+
+    def is_current(self) -> bool:
+        """Whether what was packed and folded is still as it was."""
+        return self._constants.unchanged()
+
+    def run(self, inputs: Sequence[torch.Tensor], lookup: Lookup) -> list[Any]:
+        """The graph's outputs. Raises: Refused; as `Executable.call`."""
+        return rebuilt(self.text.outputs, self.executable.call(*inputs), inputs, lookup)
+
+
+def _tensor(
+    contents: Contents, recipe: Held, tensors: Sequence[torch.Tensor], code: Sequence[KernelCode],
+    packings: list[Packing],
+) -> torch.Tensor:  # fmt: skip
+    match recipe:
+        case FromState(number=number):
+            return tensors[number].detach()
+        case Placed():
+            return contents.tensor(recipe)
+        case Packed():
+            weight = weight_of(recipe, lambda number: tensors[number])
+            if weight is None:
+                raise CannotRun("a weight has another type or memory layout than the program was saved with")
+            try:
+                packing = Packing(recipe, weight, code)
+            except SmeltError as error:
+                raise CannotRun(error.what) from None
+            packings.append(packing)
+            return packing.panels
+
+
+def _run_all(packings: Sequence[Packing], threads: int) -> None:
+    """Fill all panels, by several threads where there is much to do."""
+    nthreads = min(threads, len(packings), _MOST_THREADS)
+    if nthreads <= 1:
+        for packing in packings:
+            packing.run()
+        return
+    with ThreadPoolExecutor(nthreads) as pool:
+        list(pool.map(Packing.run, packings))

@@ -1,0 +1,307 @@
+"""A plan as JSON and back, without its tensors, its code and its computations in torch.
+
+    ["Launch", kernel 3, buffers, words, items, writes, ...]
+
+Invariant: what is read has the types that `runtime.plan` says, so that `check_plan` and the encoder meet no others;
+nothing is called, and an operator is found by its name among those that torch has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, get_args
+
+import torch
+
+from smelt.diag import Span
+from smelt.runtime import plan as p
+from smelt.runtime.ingot.json_text import Part
+from smelt.runtime.ingot.structure import read_constant, write_constant
+from smelt.runtime.ingot.tensors import dtype_name, dtype_of
+from smelt.runtime.plan import ArenaTensor, Instruction, KernelCode, Plan
+from smelt.runtime.table import Arith
+
+Eager = Callable[[int], Callable[..., Any]]
+"""By the number of an instruction, its computation in torch."""
+
+_LOW = -(1 << 63)
+_MOST_SLOTS = 1 << 24
+# Records that stand among the arguments of calls, by name.
+_ARGUMENTS = (
+    p.Use, p.Out, p.OptionalUse, p.Uses, p.OptionalUses, p.Ints, p.Numbers, p.OptionalInt, p.OptionalDouble,
+    p.DoublePointers, p.Text, p.OptionalText,
+)  # fmt: skip
+_BY_NAME: Mapping[str, Any] = {cls.__name__: cls for cls in _ARGUMENTS}
+KEYS = ("nslots", "inputs", "outputs", "arena", "arena_nbytes", "keep_grad_mode", "fixed", "kinds", "instructions")
+_KINDS = tuple(get_args(p.Kind))
+
+
+class NotWritten(Exception):
+    """A plan that only this process can run. The text says why."""
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def write(plan: Plan, kernel: Callable[[KernelCode], int]) -> Any:
+    """The plan as JSON; kernel: the number that its code is known by. Raises: NotWritten."""
+    return {
+        "nslots": plan.nslots,
+        "inputs": list(plan.inputs),
+        "outputs": list(plan.outputs),
+        "arena": [[t.slot, t.offset, list(t.sizes), list(t.strides), dtype_name(t.dtype)] for t in plan.arena],
+        "arena_nbytes": plan.arena_nbytes,
+        "keep_grad_mode": plan.keep_grad_mode,
+        "fixed": sorted(plan.fixed),
+        "kinds": [[slot, kind] for slot, kind in sorted(plan.kinds.items())],
+        "instructions": [_written(instruction, kernel) for instruction in plan.instructions],
+    }
+
+
+def _written(instruction: Instruction, kernel: Callable[[KernelCode], int]) -> Any:
+    match instruction:
+        case p.PyCall():
+            raise NotWritten("Python is called in it")
+        case p.Launch():
+            if not instruction.kernel.object:
+                raise NotWritten("a kernel of it could not be built")
+            own = [kernel(instruction.kernel), list(instruction.buffers), list(instruction.words), instruction.items]
+            more = [float(instruction.item_ns).hex(), instruction.scratch_nbytes, instruction.label]
+            own += [list(instruction.writes), *more, instruction.piece_of, instruction.may_refuse]
+        case p.Call():
+            own = [instruction.symbol, [_argument(arg) for arg in instruction.args]]
+        case p.Dispatch():
+            own = [_operator_name(instruction.op), [_argument(arg) for arg in instruction.args], list(instruction.outs)]
+        case p.Scalar():
+            own = [instruction.operation.name, instruction.dst, [_argument(arg) for arg in instruction.args]]
+        case p.Expect():
+            dtype = None if instruction.dtype is None else dtype_name(instruction.dtype)
+            where = None if instruction.where is None else _span(instruction.where)
+            own = [instruction.slot, _argument(instruction.literal), dtype, where]
+        case _:
+            own = [_plain(getattr(instruction, field.name)) for field in fields(instruction)]
+    return [type(instruction).__name__, *own]
+
+
+def _operator_name(op: Any) -> str:
+    name = str(op)
+    if _overload(name) is not op:
+        raise NotWritten(f"{name} is not found by its name")
+    return name
+
+
+def _span(span: Span) -> Any:
+    return [span.file, span.line, span.function]
+
+
+def _plain(value: Any) -> Any:
+    if type(value) is p.Word:
+        raise NotWritten("sizes in it are known at run time only")
+    if isinstance(value, torch.dtype):
+        return dtype_name(value)
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _argument(value: Any) -> Any:
+    if type(value) is p.Word:
+        raise NotWritten("sizes in it are known at run time only")
+    if isinstance(value, _ARGUMENTS):
+        (field,) = fields(value)
+        return {type(value).__name__: _argument(getattr(value, field.name))}
+    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+        return [_argument(item) for item in value]
+    try:
+        return write_constant(value)
+    except TypeError as error:
+        raise NotWritten(str(error)) from None
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read(
+    part: Part, kernels: Sequence[KernelCode], held: Sequence[tuple[int, torch.Tensor]], eager: Eager
+) -> Plan:  # fmt: skip
+    """The plan. Raises: PackageError (S0701)."""
+    nslots, inputs, outputs, arena, arena_nbytes, keep, fixed, kinds, instructions = part.keys(*KEYS)
+    reader = _Reader(nslots.as_int(0, _MOST_SLOTS), kernels, eager)
+    found = tuple(reader.instruction(i, each) for i, each in enumerate(instructions.items()))
+    return Plan(
+        nslots=reader.nslots,
+        inputs=reader.slots(inputs),
+        outputs=reader.slots(outputs),
+        instructions=found,
+        held=tuple(held),
+        arena=tuple(map(reader.arena_tensor, arena.items())),
+        arena_nbytes=arena_nbytes.as_int(0, 1 << 46),
+        keep_grad_mode=keep.as_bool(),
+        fixed=frozenset(reader.slots(fixed)),
+        kinds=dict(reader.kind(each) for each in kinds.items()),
+    )
+
+
+def _overload(name: str) -> Any:
+    namespace, _, rest = name.partition(".")
+    packet, _, overload = rest.partition(".")
+    found = getattr(getattr(getattr(torch.ops, namespace, None), packet, None), overload or "default", None)
+    return found if isinstance(found, torch._ops.OpOverload) else None
+
+
+class _Reader:
+    def __init__(self, nslots: int, kernels: Sequence[KernelCode], eager: Eager) -> None:
+        self.nslots, self.kernels, self.eager = nslots, kernels, eager
+
+    def slot(self, part: Part) -> int:
+        return part.as_int(0, self.nslots - 1)
+
+    def slots(self, part: Part) -> tuple[int, ...]:
+        return part.ints(0, self.nslots - 1)
+
+    def kind(self, part: Part) -> tuple[int, Any]:
+        slot, kind = part.items(2)
+        return self.slot(slot), kind.one_of(*_KINDS)
+
+    def arena_tensor(self, part: Part) -> ArenaTensor:
+        slot, offset, sizes, strides, dtype = part.items(5)
+        if len(sizes.ints()) != len(strides.ints()):
+            raise part.bad("has other sizes than strides")
+        return ArenaTensor(self.slot(slot), offset.as_int(), sizes.ints(), strides.ints(), dtype_of(dtype))
+
+    def instruction(self, index: int, part: Part) -> Instruction:
+        name, *own = part.items() or [part]
+        read = getattr(self, f"_{name.one_of(*_INSTRUCTIONS)}".lower())
+        count = _INSTRUCTIONS[name.as_str()]
+        if len(own) != count:
+            raise part.bad(f"has {len(own)} parts, a {name.as_str()} has {count}")
+        found: Instruction = read(index, *own)
+        return found
+
+    def _launch(
+        self, index: int, kernel: Part, buffers: Part, words: Part, items: Part, writes: Part, *more: Part
+    ) -> Any:
+        item_ns, scratch, label, piece, may_refuse = more
+        return p.Launch(
+            self.kernels[kernel.as_int(0, len(self.kernels) - 1)], self.slots(buffers), words.ints(_LOW),
+            items.as_int(), self.eager(index), writes.ints(), item_ns.as_float(), scratch.as_int(0, 1 << 40),
+            label.as_str(), piece.as_int(_LOW), may_refuse.as_bool(),
+        )  # fmt: skip
+
+    def _call(self, index: int, symbol: Part, args: Part) -> Any:
+        return p.Call(symbol.as_str(), tuple(map(self.argument, args.items())), self.eager(index))
+
+    def _dispatch(self, index: int, op: Part, args: Part, outs: Part) -> Any:
+        found = _overload(op.as_str())
+        if found is None:
+            raise op.bad(f"names {op.as_str()!r}, which this torch does not have")
+        slots = tuple(None if out.is_null() else self.slot(out) for out in outs.items())
+        return p.Dispatch(found, tuple(map(self.argument, args.items())), slots)
+
+    def _scalar(self, index: int, operation: Part, dst: Part, args: Part) -> Any:
+        which = Arith[operation.one_of(*Arith.__members__)]
+        return p.Scalar(which, self.slot(dst), tuple(map(self.argument, args.items())), self.eager(index))
+
+    def _expect(self, index: int, slot: Part, literal: Part, dtype: Part, where: Part) -> Any:
+        span = None
+        if not where.is_null():
+            file, line, function = where.items(3)
+            span = Span(file.as_str(), line.as_int(0, 1 << 31), function.as_str())
+        value = read_constant(literal)
+        if type(value) not in (int, float, bool):
+            raise literal.bad("is no number")
+        return p.Expect(self.slot(slot), value, None if dtype.is_null() else dtype_of(dtype), span)
+
+    def _empty(self, index: int, dst: Part, sizes: Part, strides: Part, dtype: Part) -> Any:
+        return p.Empty(self.slot(dst), sizes.ints(), strides.ints(), dtype_of(dtype))
+
+    def _view(self, index: int, dst: Part, src: Part, sizes: Part, strides: Part, offset: Part, itemsize: Part) -> Any:
+        return p.View(
+            self.slot(dst), self.slot(src), sizes.ints(), strides.ints(), offset.as_int(_LOW), itemsize.as_int(0, 64)
+        )  # fmt: skip
+
+    def _checklayout(self, index: int, slot: Part, sizes: Part, strides: Part, dtype: Part) -> Any:
+        steps = tuple(None if each.is_null() else each.as_int(_LOW) for each in strides.items())
+        return p.CheckLayout(self.slot(slot), sizes.ints(), steps, None if dtype.is_null() else dtype_of(dtype))
+
+    def _copy(self, index: int, dst: Part, src: Part) -> Any:
+        return p.Copy(self.slot(dst), self.slot(src))
+
+    def _bump(self, index: int, slot: Part) -> Any:
+        return p.Bump(self.slot(slot))
+
+    def _release(self, index: int, slots: Part) -> Any:
+        return p.Release(self.slots(slots))
+
+    def _load(self, index: int, dst: Part, src: Part, dtype: Part) -> Any:
+        return p.Load(self.slot(dst), self.slot(src), dtype_of(dtype))
+
+    def _blit(self, index: int, dst: Part, src: Part, nbytes: Part, row: Part) -> Any:
+        return p.Blit(self.slot(dst), self.slot(src), nbytes.as_int(), None if row.is_null() else self.slot(row))
+
+    def _branch(self, index: int, test: Part) -> Any:
+        return p.Branch(self.slot(test))
+
+    def _otherwise(self, index: int) -> Any:
+        return p.Otherwise()
+
+    def _loop(self, index: int) -> Any:
+        return p.Loop()
+
+    def _exit(self, index: int, test: Part) -> Any:
+        return p.Exit(self.slot(test))
+
+    def _end(self, index: int) -> Any:
+        return p.End()
+
+    def argument(self, part: Part) -> Any:
+        if type(part.value) is list:
+            return tuple(map(self.argument, part.items()))
+        if type(part.value) is not dict:
+            return read_constant(part)
+        found = list(part.pairs())
+        if len(found) != 1:
+            raise part.bad("is no argument")
+        name, inner = found[0]
+        match name:
+            case "Use" | "Out":
+                return _BY_NAME[name](self.slot(inner))
+            case "OptionalUse":
+                return p.OptionalUse(None if inner.is_null() else self.slot(inner))
+            case "Uses":
+                return p.Uses(self.slots(inner))
+            case "OptionalUses":
+                return p.OptionalUses(tuple(None if s.is_null() else self.slot(s) for s in inner.items()))
+            case "Ints":
+                return p.Ints(inner.ints(_LOW))
+            case "Numbers":
+                return p.Numbers(tuple(map(self._number, inner.items())))
+            case "OptionalInt":
+                return p.OptionalInt(None if inner.is_null() else inner.as_int(_LOW))
+            case "OptionalDouble":
+                return p.OptionalDouble(self._double(inner))
+            case "DoublePointers":
+                return p.DoublePointers(tuple(map(self._double, inner.items())))
+            case "Text":
+                return p.Text(inner.as_str())
+            case "OptionalText":
+                return p.OptionalText(None if inner.is_null() else inner.as_str())
+        return read_constant(part)
+
+    def _number(self, part: Part) -> Any:
+        return part.as_int(_LOW) if type(part.value) is int else p.Use(self.slot(part.keys("Use")[0]))
+
+    def _double(self, part: Part) -> float | None:
+        if part.is_null():
+            return None
+        value = read_constant(part)
+        if type(value) is not float:
+            raise part.bad("is no double")
+        return value
+
+
+_INSTRUCTIONS: Mapping[str, int] = {
+    "Launch": 10, "Call": 2, "Dispatch": 3, "Scalar": 3, "Expect": 4, "Empty": 4, "View": 6, "CheckLayout": 4,
+    "Copy": 2, "Bump": 1, "Release": 1, "Load": 3, "Blit": 4, "Branch": 1, "Otherwise": 0, "Loop": 0, "Exit": 1,
+    "End": 0,
+}  # fmt: skip
+"""How many parts each has behind its name."""
