@@ -23,7 +23,7 @@ def structure_of(tree: Tree, path: str) -> Structure:
         case Made(number=number, tree=inner):
             return Shared(number, None if inner is None else structure_of(inner, path))
         case SameObject():
-            raise _refused(f"{path} is {tree.path}, the very object", "return a new one")
+            raise _refused(f"{path} is {tree.path} itself, an object of the caller's", "return a new one")
         case Container(kind="sequence"):
             return _sequence(tree, path)
         case Container(kind="mapping"):

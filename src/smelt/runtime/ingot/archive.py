@@ -202,7 +202,7 @@ def _directory(data: memoryview) -> tuple[int, int, int, int]:
         raise broken(_ARCHIVE, "it is shorter than an empty archive")
     magic, disk, first, here, count, nbytes, at, comment = struct.unpack_from(_END_FORMAT, data, at_end)
     if magic != _END or disk or first or here != count or comment:
-        raise broken(_ARCHIVE, "it does not end as an archive does: it was cut off, or is something else")
+        raise broken(_ARCHIVE, "it does not end as an archive does: it is truncated, or something else")
     end = at_end
     if at == _MOST:
         end = at_end - struct.calcsize(_LOCATOR_FORMAT) - struct.calcsize(_END64_FORMAT)
@@ -216,7 +216,7 @@ def _directory(data: memoryview) -> tuple[int, int, int, int]:
         if locator != (_LOCATOR64, 0, end, 1):
             raise broken(_ARCHIVE, "its end says two things")
     if count > ENTRY_LIMIT or at + nbytes != end or nbytes < count * _CENTRAL_NBYTES:
-        raise broken(_ARCHIVE, "its directory does not lie before its end, or has too many entries")
+        raise broken(_ARCHIVE, "its directory is not where its end says, or has too many entries")
     return count, nbytes, at, end
 
 
@@ -240,7 +240,7 @@ def _large(name: str, extra: memoryview, size: int, where: int) -> tuple[int, in
 def _content_start(data: memoryview, name: str, where: int, limit: int, crc: int, size: int) -> int:
     """Where the content behind a local header begins; the header says what the directory does."""
     if where + _LOCAL_NBYTES > limit:
-        raise broken(name, "it lies outside of the archive")
+        raise broken(name, "it is outside of the archive")
     fields = struct.unpack_from(_LOCAL_FORMAT, data, where)
     magic, _, flags, method, _, _, its_crc, packed, its_size, name_nbytes, extra_nbytes = fields
     start = where + _LOCAL_NBYTES + name_nbytes + extra_nbytes

@@ -26,7 +26,7 @@ def load(
     map_location: the device that its tensors go to. allow_native: run the file's machine code, which takes as much
     trust as running a program of the same origin; without it, the graph's text is read and compiled here. verify: check
     the weights' digest, too (None: where they are small; all else is always checked). copy: read the file instead of
-    mapping it, where others may write to it meanwhile. classes: what results may be made of, in the place of records.
+    mapping it, where others may write to it meanwhile. classes: what results may be made of, instead of records.
     Raises: PackageError (S0701) for a broken file, naming the entry; OSError where it cannot be opened.
     """
     if isinstance(source, (str, os.PathLike)):

@@ -90,7 +90,7 @@ class NativeText:
 def _kernel(part: Part, code: memoryview) -> KernelCode:
     symbol, start, nbytes = part.items(3)
     if start.as_int() + nbytes.as_int() > len(code):
-        raise part.bad("lies outside of the code")
+        raise part.bad("is outside of the code")
     return KernelCode(symbol.as_str(), bytes(code[start.as_int() : start.as_int() + nbytes.as_int()]))
 
 

@@ -173,7 +173,7 @@ class _Reader:
         read = getattr(self, f"_{name.one_of(*_INSTRUCTIONS)}".lower())
         count = _INSTRUCTIONS[name.as_str()]
         if len(own) != count:
-            raise part.bad(f"has {len(own)} parts, a {name.as_str()} has {count}")
+            raise part.bad(f"has {len(own)} fields, a {name.as_str()} has {count}")
         found: Instruction = read(index, *own)
         return found
 

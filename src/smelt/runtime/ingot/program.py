@@ -45,7 +45,7 @@ class Part(torch.nn.Module):
         """Raises: PackageError (S0701): only the whole program was saved."""
         raise PackageError(
             "a part of a loaded program cannot be called",
-            why="the file has the program as one graph for each entry point, and the modules only as places of weights",
+            why="the file has the program as one graph for each entry point, and of its modules the weights only",
             fix="call the program, or save the part by itself",
             code="S0701",
         )
@@ -202,8 +202,8 @@ class LoadedProgram(Part):
     ) -> None:  # fmt: skip
         """Write the program with its present weights; unchanged, it is the same file.
 
-        extra_files: in the place of those that it has. Raises: PackageError (S0702) where a weight has another type
-        than it was saved with; OSError where the file cannot be written, and then an old file is left as it was.
+        extra_files: instead of those that it has. Raises: PackageError (S0702) where a weight has another type
+        than it was saved with; OSError where the file cannot be written, and then an old file is unchanged.
         """
         manifest = self.manifest
         if not self.folded_is_as_saved():
@@ -345,7 +345,7 @@ class EntryPoint:
             if tuple(tensor.shape) != wanted.sizes:
                 raise _unfit(f"{place} has sizes {list(tensor.shape)}, the program was saved for {list(wanted.sizes)}")
         if self.method.modes and self.method.modes != (torch.is_grad_enabled(), torch.is_inference_mode_enabled()):
-            raise _unfit("the program asks for grad or inference mode, and was saved for other ones")
+            raise _unfit("the program tests grad or inference mode, and was saved for other ones")
 
     def _needs_torch(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether only torch's own operators give the call's result: for gradients, devices and memory layouts."""

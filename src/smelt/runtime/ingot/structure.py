@@ -249,7 +249,7 @@ def _unfit(what: str) -> CaptureError:
     return CaptureError(
         what,
         why="the saved program holds for one structure of arguments; numbers and strings are part of it",
-        fix="call it as it was called when it was captured, or save it again for these arguments",
+        fix="call it with the captured arguments' structure, or save it again for these arguments",
         code="S0107",
     )
 
