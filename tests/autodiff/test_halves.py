@@ -12,9 +12,12 @@ from torch import nn
 import smelt
 from smelt.autodiff import Halves, halves, joint_graph, state_as_inputs
 from smelt.autodiff.flow import Network
+from smelt.bench.training_models import NanoGptLoss
 from smelt.ir import verify
 from smelt.ops.evaluate import evaluate
 from tests.autodiff.gradient_harness import compare
+
+FLASH = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 
 
 class Block(nn.Module):
@@ -68,6 +71,52 @@ def test_random_numbers_are_not_drawn_twice() -> None:
     assert "aten.rand" in str(found.forward) and "aten.rand" not in str(found.backward)
 
 
+def gpt_halves(*budgets: float) -> list[Halves]:
+    torch.manual_seed(0)
+    module, tokens = NanoGptLoss(layers=4, width=16, heads=2, length=8), torch.randint(0, 96, (2, 9))
+    graph, places = state_as_inputs(smelt.trace(module, (tokens,)).graph)
+    joint = joint_graph(graph, [value.name for value in graph.inputs[1:]])
+    made = [halves(joint, budget) for budget in budgets]
+    given = [tokens, *(module.get_parameter(path) for _, path in places)]
+    loss = module(tokens)
+    expected = torch.autograd.grad(loss, given[1:])
+    for found in made:
+        with torch.no_grad():
+            got, *saved = evaluate(found.forward, given)
+            grads = evaluate(found.backward, [*(given[i] for i in found.kept), *saved, torch.ones(())])
+        torch.testing.assert_close(got, loss.detach())
+        compare(grads, expected, 1e-6)
+    return made
+
+
+def products(graph: smelt.Graph) -> int:
+    return sum(node.op in ("aten.linear.default", FLASH) for node in graph.body)
+
+
+def test_a_budget_of_memory_computes_products_again_as_far_as_it_takes() -> None:
+    whole, half, third, least = gpt_halves(1.0, 0.5, 0.3, 0.0)
+    layer = 4 * 2 * 8 * 16  # bytes of what flows along the layers
+    # Of each layer its two operands of norms, queries, keys and values, attention and its sums, and the wide product.
+    moments, logits = 9 * 2 * 4 * 2 * 8, 4 * 2 * 8 * 96
+    assert whole.nbytes <= 4 * (10 * layer + 4 * 2 * 8 * 2) + layer + moments + logits + 100
+    assert [products(found.backward) for found in (whole, least)] == [0, products(least.forward)]
+    assert least.nbytes < third.nbytes < half.nbytes < whole.nbytes
+    assert 0 < products(half.backward) < products(third.backward) < products(least.backward)
+    assert third.nbytes <= 0.4 * whole.nbytes / 0.62
+
+
+def test_draws_and_loops_are_done_once_whatever_the_budget() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(int(x.shape[0])):
+            x = torch.tanh(x @ w) * torch.rand(4)
+        return x.sum()
+
+    graph = smelt.trace(program, (torch.rand(4, 4), torch.rand(4, 4))).graph
+    found = halves(joint_graph(graph), 0.0)
+    assert "aten.rand" in str(found.forward)
+    assert "aten.rand" not in str(found.backward)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_smallest_cut(seed: int) -> None:
     """Against all cuts of a small network."""
@@ -86,3 +135,4 @@ def test_the_smallest_cut(seed: int) -> None:
 
     sides = [{0, *(v for v in range(2, count) if mask >> v & 1)} for mask in range(1 << count)]
     assert total == min(map(capacity, sides)) == capacity(side)
+    assert len(side) == max(len(other) for other in sides if capacity(other) == total)

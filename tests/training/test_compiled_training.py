@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import warnings
 import weakref
@@ -492,3 +493,35 @@ def test_saved_tensor_hooks_see_what_is_saved() -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         compiled(x).sum().backward()
     assert packed and other.up.weight.grad is not None
+
+
+def test_a_budget_of_memory_changes_no_gradient() -> None:
+    torch.manual_seed(0)
+    net, x = Net(), torch.randn(6, 8)
+    expected = torch.autograd.grad(net(x).square().sum(), list(net.parameters()))
+    kept = []
+    for budget in (1.0, 0.5, 0):
+        compiled = smelt.compile(copy.deepcopy(net), options={"train": True, "memory_budget": budget})
+        compiled(x).square().sum().backward()
+        sizes: list[int] = []
+        given = [x, *compiled.parameters()]
+        with torch.autograd.graph.saved_tensors_hooks(_bytes_into(sizes, given), lambda tensor: tensor):
+            found = torch.autograd.grad(compiled(x).square().sum(), list(compiled.parameters()))
+        for got, want in zip(found, expected, strict=True):
+            torch.testing.assert_close(got, want)
+        assert is_compiled(compiled)
+        kept.append(sum(sizes))
+    assert kept[0] >= kept[1] > kept[2]
+    for wrong in (-0.1, 1.5, True, "half"):
+        with pytest.raises(smelt.SmeltError, match="memory_budget"):
+            smelt.compile(net, options={"memory_budget": wrong})
+
+
+def _bytes_into(sizes: list[int], given: list[Tensor]) -> Callable[[Tensor], Tensor]:
+    places = {tensor.data_ptr() for tensor in given}
+
+    def pack(tensor: Tensor) -> Tensor:
+        sizes.append(0 if tensor.data_ptr() in places else tensor.nbytes)
+        return tensor
+
+    return pack

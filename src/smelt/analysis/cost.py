@@ -56,8 +56,8 @@ def _flops(node: Node) -> int:
             return 2 * prod(out) * sizes[0][-1]
         case "addmm" | "baddbmm" if len(sizes) == 3:
             return 2 * prod(out) * sizes[1][-1]
-        case "conv1d" | "conv2d" | "conv3d" if len(sizes) >= 2:
+        case "conv1d" | "conv2d" | "conv3d" | "convolution" if len(sizes) >= 2:
             return 2 * prod(out) * prod(sizes[1][1:])
-        case "scaled_dot_product_attention" if len(sizes) >= 3:
+        case "scaled_dot_product_attention" | "_scaled_dot_product_flash_attention_for_cpu" if len(sizes) >= 3:
             return 2 * prod(sizes[0]) * sizes[1][-2] + 2 * prod(out) * sizes[1][-2]
     return max([prod(out), *map(prod, sizes)])

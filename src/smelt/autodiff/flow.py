@@ -31,17 +31,29 @@ class Network:
         self._left += [capacity, 0]
 
     def cut(self, source: int, sink: int) -> tuple[int, set[int]]:
-        """The capacity of the smallest cut, and the vertices on the source's side of it (the fewest there can be)."""
+        """The capacity of the smallest cut, and the vertices on the source's side of it (the most there can be)."""
         total = 0
         while True:
             level = self._levels(source)
             if level[sink] < 0:
-                return total, {v for v, found in enumerate(level) if found >= 0}
+                return total, self._beyond(sink)
             nexts = [0] * len(self._edges)
             while flow := self._augment(source, sink, level, nexts):
                 total += flow
                 if total >= INFINITE:
                     return total, set()
+
+    def _beyond(self, sink: int) -> set[int]:
+        """The vertices from which nothing more can flow to the sink."""
+        reaching = {sink}
+        pending = [sink]
+        while pending:
+            for edge in self._edges[pending.pop()]:
+                before = self._to[edge]
+                if self._left[edge ^ 1] and before not in reaching:
+                    reaching.add(before)
+                    pending.append(before)
+        return set(range(len(self._edges))) - reaching
 
     def _levels(self, source: int) -> list[int]:
         level = [-1] * len(self._edges)

@@ -1,16 +1,18 @@
 """A joint graph as two: a forward one, which also gives what the backward one needs, and that.
 
 What is saved is the smallest cut between what is there and what the gradients need: the fewest bytes, where anything
-cheap may be computed again instead. Products, and all that draws random numbers, acts or loops, are never done twice.
+cheap may be computed again instead, and norms and sums for a price. Products are done twice only where a budget of
+memory asks for it; what draws random numbers, acts or loops never is.
 Invariant: both graphs compute what the joint graph computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from smelt.analysis import used_by, used_values
+from smelt.analysis import cost, used_by, used_values
 from smelt.autodiff.flow import INFINITE, Network
 from smelt.autodiff.joint import Joint
 from smelt.diag import SmeltError
@@ -39,6 +41,7 @@ from smelt.rewrite import Rewriter
 
 _CHEAP_TRAITS = (Trait.BY_ELEMENTS, Trait.SAME_VALUES, Trait.RESHAPES, Trait.TYPE_ONLY, Trait.CONSTANT_FILL)
 _CHEAP_KINDS = frozenset().union(*map(where, _CHEAP_TRAITS))
+_PASSES = where(Trait.KEPT_IN_F32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +60,15 @@ class Halves:
     nbytes: int
 
 
-def halves(joint: Joint) -> Halves:
-    """The two graphs of a joint graph without state (`state_as_inputs`). Raises: SmeltError (S0303)."""
+def halves(joint: Joint, budget: float = 1.0) -> Halves:
+    """The two graphs of a joint graph without state (`state_as_inputs`). Raises: SmeltError (S0303).
+
+    budget: how much may be saved, as a part of what would be if nothing were computed again.
+    """
     graph = joint.graph
     primals, cotangents = graph.inputs[: joint.given], graph.inputs[joint.given :]
     behind = _behind(graph, cotangents)
-    chosen = _saved(graph, primals, behind, joint)
+    chosen = _within(budget, list(graph.body), partial(_saved, graph, primals, behind, joint))
     given = set(primals)
     kept = [i for i, value in enumerate(primals) if value in chosen]
     saved = [value for value in chosen if value not in given]
@@ -71,8 +77,13 @@ def halves(joint: Joint) -> Halves:
     forward = extract(graph, f"{graph.name}_forward", primals, (*outputs, *saved), done)
     backward_inputs = [*(primals[i] for i in kept), *saved, *cotangents]
     backward = extract(graph, f"{graph.name}_backward", backward_inputs, graph.outputs[joint.count :], ())
-    nbytes = sum(_nbytes(value) for value in saved)
-    return Halves(forward, backward, joint.count, tuple(kept), tuple(v.name for v in saved), nbytes)
+    names = tuple(value.name for value in saved)
+    return Halves(forward, backward, joint.count, tuple(kept), names, _total_nbytes(saved))
+
+
+def _total_nbytes(saved: Iterable[Value]) -> int:
+    """Bytes of what is saved, of inputs none: they are there."""
+    return sum(_nbytes(value) for value in saved if value.node is not None)
 
 
 def _acts(node: Node) -> bool:
@@ -90,8 +101,10 @@ def _behind(graph: Graph, cotangents: Iterable[Value]) -> set[Node]:
     return nodes
 
 
-def _saved(graph: Graph, primals: Sequence[Value], behind: set[Node], joint: Joint) -> dict[Value, None]:
-    """What the backward half takes, inputs among it, in order."""
+def _saved(
+    graph: Graph, primals: Sequence[Value], behind: set[Node], joint: Joint, price: Callable[[Node], int]
+) -> dict[Value, None]:
+    """What the backward half takes, inputs among it, in order. price: of computing a node again, in bytes saved."""
     net = Network()
     source, sink = net.vertex(), net.vertex()
     # What the forward half writes to has other numbers behind it.
@@ -113,11 +126,13 @@ def _saved(graph: Graph, primals: Sequence[Value], behind: set[Node], joint: Joi
                 if value in entry:
                     net.edge(ends(value)[1], sink, INFINITE)
             continue
-        needs = [ends(operand)[1] for operand in dict.fromkeys(used_values(node))] if is_cheap(node) else [source]
+        again = net.vertex()
+        if paid := price(node):
+            net.edge(source, again, paid)
+        for operand in dict.fromkeys(used_values(node)):
+            net.edge(ends(operand)[1], again, INFINITE)
         for result in node.results:
-            for vertex in needs:
-                net.edge(vertex, ends(result)[0], INFINITE)
-            ends(result)
+            net.edge(again, ends(result)[0], INFINITE)
     for arg in graph.outputs[joint.count :]:
         for value in values_in(arg):
             if value in entry:
@@ -126,6 +141,89 @@ def _saved(graph: Graph, primals: Sequence[Value], behind: set[Node], joint: Joi
     if total >= INFINITE:
         raise SmeltError("what the gradient needs cannot be put aside", why="it is no tensor", code="S0303")
     return {value: None for value, (a, b) in entry.items() if a in side and b not in side}
+
+
+def _within(
+    budget: float, nodes: Sequence[Node], saved: Callable[[Callable[[Node], int]], dict[Value, None]]
+) -> dict[Value, None]:
+    """What is saved if it may be so much of what would be saved if nothing were computed again.
+
+    Products are done again as far as it takes: the price of their operations is lowered until the rest fits, the last
+    step for as many nodes as need it (equal layers have equal prices). Where nothing fits, the least is saved.
+    """
+    chosen = saved(_price)
+    if budget >= 1:
+        return chosen
+    most = budget * _total_nbytes(saved(_no_price))
+    if _total_nbytes(chosen) <= most:
+        return chosen
+    chosen, low, high = saved(_price_by_work(0.0)), _LEAST_RATE, _LARGEST_RATE
+    if _total_nbytes(chosen) > most:
+        return chosen
+    for _ in range(_TRIES):
+        middle = (low + high) / 2
+        found = saved(_price_by_work(2.0**middle))
+        if _total_nbytes(found) <= most:
+            chosen, low = found, middle
+        else:
+            high = middle
+    fits, spares = _price_by_work(2.0**low), _price_by_work(2.0**high)
+    number = {node: i for i, node in enumerate(nodes)}
+    few, many = 0, len(nodes)
+    for _ in range(_TRIES):
+        part = (few + many) // 2
+        found = saved(_by_place(number, part, fits, spares))
+        if _total_nbytes(found) <= most:
+            chosen, many = found, part
+        else:
+            few = part
+    return chosen
+
+
+def _by_place(
+    number: Mapping[Node, int], part: int, first: Callable[[Node], int], rest: Callable[[Node], int]
+) -> Callable[[Node], int]:
+    return lambda node: first(node) if number[node] < part else rest(node)
+
+
+_LEAST_RATE, _LARGEST_RATE, _TRIES = -24.0, 0.0, 8
+"""Powers of two between which the bytes lie that are saved for an operation, and how many are tried."""
+
+
+def _price(node: Node) -> int:
+    """Of computing a node again: nothing where it is cheap, a part of what it moves where it goes over its operands."""
+    if is_cheap(node):
+        return 0
+    return cost(node).nbytes // _MOVED if _is_pass(node) else INFINITE
+
+
+_MOVED = 8
+"""Bytes that are moved once more for one byte that is saved: written, kept while all of forward runs, and read."""
+
+
+def _price_by_work(rate: float) -> Callable[[Node], int]:
+    """The same where products may be done again. rate: bytes to save for one of their operations."""
+
+    def price(node: Node) -> int:
+        found = _price(node)
+        if found < INFINITE or node.regions or not _is_repeatable(node) or not node.op.startswith("aten."):
+            return found
+        work = cost(node)
+        return int(rate * work.flops) + int(rate > 0) * work.nbytes // _MOVED + 1
+
+    return price
+
+
+def _no_price(node: Node) -> int:
+    """Nothing is computed again but what takes no time or cannot be saved."""
+    is_free = is_cheap(node) and (_is_view(node) or not all(_can_be_saved(r.type) for r in node.results))
+    return 0 if is_free else INFINITE
+
+
+def _is_pass(node: Node) -> bool:
+    """Whether a node goes over its operands once, and each run gives the same."""
+    is_one = "reduction" in tags_of(node.op) or node.op in _PASSES
+    return is_one and not node.regions and _is_repeatable(node)
 
 
 def _cost(value: Value) -> int:

@@ -67,7 +67,7 @@ class Trainable:
         self.differentiated = self._joint.differentiated
         if not is_backward:
             self._check_results()
-        found = halves(self._joint)
+        found = halves(self._joint, options.memory_budget)
         self.halves = found
         self.forward = Native(found.forward, options, code)
         self._absent: dict[tuple[int, ...], list[bool]] = {}

@@ -23,6 +23,7 @@ _ALLOWED = {
     "stop_after": "a number of passes, 0 or more, or None",
     "cache_limit_mb": "a number of megabytes, 0 or more",
     "dtype": "one of default, bf16",
+    "memory_budget": "a number from 0 to 1",
     "loops": "a list of steps on the loops of kernels, as a schedule takes them",
 }
 _WORDS = {"numerics": ("default", "fast", "eager-library"), "dtype": ("default", "bf16")}
@@ -81,6 +82,8 @@ class Options:
         and builds for each kind of call. `strict`, `deterministic` and `release_originals` imply False.
     train: compile calls whose results need gradients, too: forward and backward are native, and autograd sees one
         operator. Without it eager runs where gradients are needed.
+    memory_budget: with `train`, how much may be saved between forward and backward, as a part, from 0 to 1, of what
+        would be if nothing were computed again. Products are computed again as far as that takes; with 1 none is.
     loops: schedules of the loops of single kernels, as steps of a schedule (`s.tile`, `s.vectorize`, ...). A step that
         does not fit a kernel is omitted, with a warning.
     """
@@ -105,6 +108,7 @@ class Options:
     keep_plans: bool = True
     adaptive: bool = True
     train: bool = False
+    memory_budget: float = 1.0
 
     @staticmethod
     def make(given: Mapping[str, Any] | Options | None = None) -> Options:
@@ -143,7 +147,7 @@ class Options:
             "stop_after": (int, type(None)), "dump": (str,), "verify": (bool,), "cache_dir": (str,),
             "cache_limit_mb": (int,), "measure": (bool,), "dtype": (str,), "release_originals": (bool,),
             "profile": (bool,), "code_weights": (bool,), "own_kernels": (bool,), "loops": (tuple,),
-            "keep_plans": (bool,), "adaptive": (bool,),
+            "keep_plans": (bool,), "adaptive": (bool,), "train": (bool,), "memory_budget": (float, int),
         }  # fmt: skip
         for name, types in expected.items():
             value = getattr(self, name)
@@ -154,6 +158,8 @@ class Options:
                 wrong = not all(isinstance(item, _LOOP_STEPS) for item in value)
             elif name in _COUNTS and isinstance(value, int):
                 wrong = wrong or value < 0
+            elif name == "memory_budget" and not wrong:
+                wrong = not 0 <= value <= 1
             if wrong or (name in _WORDS and value not in _WORDS[name]):
                 allowed = _ALLOWED.get(name, types[0].__name__)
                 raise SmeltError(
