@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,3 +29,19 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
 def test_example_runs(forks: Forks, script: Path, tmp_path: Path) -> None:
     assert forks.run(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')", tmp_path)
+
+
+def test_a_gpt_trains_alike_eagerly_and_compiled(forks: Forks, tmp_path: Path) -> None:
+    script = next(path for path in EXAMPLES if path.stem == "train_gpt")
+    small = ["train_gpt.py", "--steps", "6", "--layers", "1", "--width", "16", "--plot", "curves.png"]
+    told = forks.run(
+        f"import sys, runpy; sys.argv = {small}; runpy.run_path({str(script)!r}, run_name='__main__')", tmp_path
+    )
+    lines = [re.findall(r"loss (\S+) to (\S+),", line) for line in told.splitlines() if "of CPU a step" in line]
+    assert len(lines) == 2 and lines[0] == lines[1]
+    ((first, last),) = lines[0]
+    assert float(last) < float(first)
+    (apart,) = re.findall(r"differ by at most (\S+) of", told)
+    assert float(apart) < 1e-5
+    assert "gradients are needed" not in told
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
