@@ -8,7 +8,7 @@ STAMP := $(VENV)/.smelt-installed
 # First of all, and by its number: what the newest release drags along for GPUs is gigabytes.
 TORCH ?= torch==2.13.0
 
-.PHONY: run test lint types layers unit nightly mutants neon bench matrix clean
+.PHONY: run test lint types layers unit nightly mutants neon bench matrix browser page clean
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -59,6 +59,15 @@ matrix: $(STAMP)
 neon: $(STAMP)
 	SMELT_EMULATE=neon $(BIN)/pytest -n 2 tests/kernels tests/contract/test_kernels.py tests/contract/test_epilogues.py \
 	  tests/conv/test_kernels.py tests/attention/test_kernels.py
+
+# What the tests of the page need: Chromium (as root, from Debian's packages) and axe-core. Without them they are skipped.
+browser:
+	command -v chromium chromium-browser google-chrome || { apt-get update && apt-get install -y --no-install-recommends chromium; }
+	cd web && npm ci --ignore-scripts --no-audit --no-fund
+
+# The libraries of the page of `smelt explain --html`, in the versions of web/package-lock.json.
+page: browser
+	cd web && npm run build
 
 bench: $(STAMP)
 	$(BIN)/smelt bench --json bench/results/latest.json --plot bench/results/latest.png

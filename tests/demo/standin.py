@@ -33,6 +33,9 @@ class Report:
     def timed(self, race: Any, share: float | None = None) -> Report:
         return self
 
+    def measured(self, measured: Any, ceilings: Any = None) -> Report:
+        return self
+
     def to_text(self, **how: Any) -> str:
         return str(self)
 

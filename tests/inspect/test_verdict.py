@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -143,7 +144,9 @@ def test_no_addresses_and_no_internal_names() -> None:
             anew(torch.ones(3), f)
     reports.append(smelt.explain(anew))
     for report in reports:
-        for text in (str(report), report.to_text(everything=True), str(report.to_dict()), report.to_html()):
+        codes = [replace(code, kernels=()) for code in report.page().codes]  # LLVM has floats as 0x...
+        page = replace(report.page(), codes=codes, sources=())
+        for text in (str(report), report.to_text(everything=True), str(report.to_dict()), str(page)):
             assert not re.search(r"0x[0-9a-f]{6,}|__smelt|_Bound", text)
     torch._dynamo.reset()
 

@@ -20,7 +20,7 @@ from smelt.diag import SmeltError
 from smelt.diag.console import console
 from smelt.inspect.kernels import Form, compiled_units, kernel_rows, listing
 from smelt.inspect.roofline import measure_ceilings, plot_roofline
-from smelt.inspect.shares import time_share
+from smelt.inspect.shares import profile_of
 from smelt.inspect.show import coloured, compact
 from smelt.inspect.verdict import race
 from smelt.ir import Graph
@@ -123,7 +123,7 @@ def _units(loaded: Target) -> list[Unit]:
 
 def explain(
     target: TargetArgument,
-    html: Annotated[Path | None, typer.Option(help="Write the report as one HTML page.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report as one HTML page for a browser.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print it as JSON instead of text.")] = False,
     everything: Annotated[
         bool, typer.Option("--all", help="All rows: no guard, node or pass is only counted.")
@@ -149,7 +149,7 @@ def explain(
       smelt explain model.py:mlp
           as text, what holds of every program counted only (--all: all of it)
       smelt explain model.py:mlp --html report.html
-          for a browser, the graphs included
+          for a browser: source, graph and kernels linked, passes, memory, guards
       smelt explain model.py:mlp --json | jq .fallbacks
           for a program
       smelt explain model.py:mlp --profile --roofline roofline.png
@@ -166,7 +166,7 @@ def explain(
             compiled(*loaded.args, **loaded.kwargs)
         report = smelt.explain(compiled)
         if timed:
-            report = _timed(report, loaded, compiled)
+            report = _timed(report, loaded, compiled, ceilings=html is not None)
     if roofline is not None:
         why_not = plot_roofline(kernel_rows(compiled_units(compiled)), measure_ceilings(), roofline)
         typer.echo(why_not or f"roofline: {roofline}", err=True)
@@ -182,8 +182,8 @@ def explain(
         typer.echo(report.to_text(everything=everything, width=width))
 
 
-def _timed(report: smelt.Report, loaded: Target, compiled: Any) -> smelt.Report:
-    """The report with the times of eager and compiled, and the share of time in own kernels."""
+def _timed(report: smelt.Report, loaded: Target, compiled: Any, ceilings: bool) -> smelt.Report:
+    """The report with the times of eager and compiled, of each instruction, and, if asked, the machine's ceilings."""
     before = Start(loaded)
 
     def eager() -> Any:
@@ -195,9 +195,10 @@ def _timed(report: smelt.Report, loaded: Target, compiled: Any) -> smelt.Report:
     units = compiled_units(compiled)
     times = race(eager, ours, _ROUNDS, _BUDGET_S)
     before.restore()
-    share = time_share(units[0], loaded.args, loaded.kwargs) if len(units) == 1 else None
+    measured = profile_of(units[0], loaded.args, loaded.kwargs) if len(units) == 1 else None
     before.restore()
-    return report.timed(times, share)
+    timed = report.timed(times, None if measured is None else measured.own_share)
+    return timed.measured(measured, measure_ceilings() if ceilings else None)
 
 
 def _unwritable(path: Path, why: str) -> SmeltError:

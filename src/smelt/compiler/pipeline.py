@@ -32,7 +32,7 @@ from smelt.passes.hoist_invariants import hoist_invariants
 from smelt.passes.hoist_products import hoist_products
 from smelt.passes.inline import inline
 from smelt.passes.lower_precision import lower_precision
-from smelt.passes.manager import Culprit, PassReport, bisect, run_passes
+from smelt.passes.manager import Culprit, PassReport, Watcher, bisect, run_passes
 from smelt.passes.merge_linears import merge_linears
 from smelt.passes.order import order
 from smelt.passes.peephole import peephole
@@ -133,11 +133,11 @@ def functional_graph(
 
 
 def optimized_graph(
-    graph: Graph, options: Options, lookup: Lookup, sizes: Sizes | None = None
+    graph: Graph, options: Options, lookup: Lookup, sizes: Sizes | None = None, watcher: Watcher | None = None
 ) -> tuple[Graph, Sequence[PassReport]]:
     """An optimized copy of a functional graph. Raises: SmeltError (S0901 a failing pass).
 
-    sizes: the graph's symbols; what passes come to rely on is added to its conditions.
+    sizes: the graph's symbols; what passes come to rely on is added to its conditions. watcher: as of `run_passes`.
     """
     result = graph.clone()
     reports = run_passes(
@@ -150,7 +150,8 @@ def optimized_graph(
             sizes=sizes,
         ),
         check=options.verify,
-        dump=f"{options.dump}/optimize" if options.dump else "",
+        dump=f"{options.dump}/optimize" if options.dump and watcher is None else "",
+        watcher=watcher,
     )
     return result, reports
 

@@ -21,6 +21,7 @@ from smelt.compiler.size_texts import readable
 from smelt.compiler.splitting_report import break_rows, piece_rows
 from smelt.diag import SmeltError
 from smelt.inspect.kernels import kernel_rows, launched_ns
+from smelt.inspect.page import Inside
 from smelt.inspect.parts import Part, parts_of
 from smelt.inspect.places import is_hidden, plain
 from smelt.inspect.report import KEYS, Report
@@ -50,15 +51,12 @@ def explain(compiled: Any, *args: Any, everything: bool = False, **kwargs: Any) 
     compiled for the report. everything: print each row; else each kind of guard, kernel and pass is one with its count.
     Raises: SmeltError (S0106) for anything else.
     """
-    if args or kwargs:
+    call = (args, dict(kwargs)) if args or kwargs else None
+    if call is not None:
         compiled = _called(compiled, args, kwargs)
-    if isinstance(compiled, Program):
-        return replace(_of_program(compiled), everything=everything)
-    if isinstance(compiled, Compiled):
-        return replace(_of_compiled(compiled), everything=everything)
-    graphs = graphs_of(compiled)
-    if graphs:
-        return replace(_of_graphs(compiled, graphs), everything=everything)
+    report = _report_on(compiled)
+    if report is not None:
+        return replace(report, everything=everything, inside=replace(report.inside, call=call))
     raise SmeltError(
         f"there is nothing to explain about a {type(compiled).__name__}",
         why='explain takes what smelt.compile or smelt.trace returned, and what torch.compile(backend="smelt") did, '
@@ -67,6 +65,16 @@ def explain(compiled: Any, *args: Any, everything: bool = False, **kwargs: Any) 
         "first; of a schedule, see print(s), s.reports and s.diff()",
         code="S0106",
     )
+
+
+def _report_on(compiled: Any) -> Report | None:
+    """The report; None where there is nothing to report on."""
+    if isinstance(compiled, Program):
+        return _of_program(compiled)
+    if isinstance(compiled, Compiled):
+        return _of_compiled(compiled)
+    graphs = graphs_of(compiled)
+    return _of_graphs(compiled, graphs) if graphs else None
 
 
 def _called(given: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -86,7 +94,9 @@ def _of_graphs(compiled: Any, graphs: Sequence[Compiled]) -> Report:
     name = getattr(given_to_torch(compiled), "__qualname__", type(given_to_torch(compiled)).__qualname__)
     rows = {key: [row for report in reports for row in getattr(report, key)] for key in KEYS}
     what = f"compiled by torch.compile in {plural(len(reports), 'graph')} of Dynamo's; {reports[0].verdict['what']}"
-    return replace(Report(name), verdict={**reports[0].verdict, "what": what}, **rows)  # type: ignore[arg-type]
+    inside = Inside([unit for report in reports for unit in report.inside.units])
+    verdict_ = {**reports[0].verdict, "what": what}
+    return replace(Report(name), verdict=verdict_, inside=inside, **rows)  # type: ignore[arg-type]
 
 
 def _numbered(reports: Sequence[Report]) -> list[Row]:
@@ -174,6 +184,7 @@ def _report(
         timings=_timings(units, parts),
         memory=_memory(parts),
         precision=_precision(parts),
+        inside=Inside(units),
     )
     return replace(found, **{key: _readable(getattr(found, key)) for key in KEYS})  # type: ignore[arg-type]
 

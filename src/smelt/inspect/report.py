@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any, overload
 
 from smelt.diag.console import page_width
+from smelt.inspect.page import Inside, Page
+from smelt.inspect.page.html import page_html
+from smelt.inspect.roofline import Ceilings
+from smelt.inspect.shares import Measured
 from smelt.inspect.shown import Row
 from smelt.inspect.text import LONG, alike, cell, columns_of, text_of
 from smelt.inspect.verdict import Race, lines_of
@@ -49,6 +53,7 @@ class Report:
     verdict: what became of the program, in words (`what`), the share of its operations (and, where it was measured, of
     its time) that own kernels do, and, where both were timed, what eager and compiled take (`times`, in words; `race`).
     everything: print each row, and count none.
+    inside: what the report is on, for its page.
     """
 
     name: str
@@ -65,6 +70,7 @@ class Report:
     precision: Sequence[Row] = field(default=())
     verdict: Mapping[str, Any] = field(default_factory=dict)
     everything: bool = False
+    inside: Inside = field(default_factory=Inside, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """All of the report as plain data that `json.dumps` takes; the keys are `KEYS`, `name` and `verdict`."""
@@ -77,11 +83,21 @@ class Report:
         times = {"times": race.lines(), "race": race.to_dict()}
         return replace(self, verdict={**self.verdict, "own kernels": own, **times})
 
+    def measured(self, measured: Measured | None, ceilings: Ceilings | None = None) -> Report:
+        """The same report whose page has what each instruction takes, and the machine's ceilings."""
+        return replace(self, inside=replace(self.inside, measured=measured, ceilings=ceilings))
+
+    def page(self) -> Page:
+        """The data of the HTML page: graphs before and after each pass, kernels with their texts, buffers, guards, the
+        source lines of all of them, and what refers to what. Passes run again for it.
+        """
+        return self.inside.page(self)
+
     def __repr__(self) -> str:
         return f"<Report on {self.name}: {self.verdict.get('what', 'nothing yet')}>"
 
     def _repr_html_(self) -> str:
-        return f"<div class=smelt><style>{_STYLE}</style>{_body(self, folded=True)}</div>"
+        return f"<div class=smelt><style>{_STYLE}</style>{_body(self)}</div>"
 
     def __str__(self) -> str:
         return self.to_text()
@@ -102,13 +118,14 @@ class Report:
     def to_html(self, path: str | Path) -> Path: ...
 
     def to_html(self, path: str | Path | None = None) -> str | Path:
-        """One HTML page that needs nothing else: tables, bars for times, graphs that unfold. Written to `path`, which
-        is returned; without one the page itself.
+        """One HTML page that needs nothing else: source lines, graph and kernels side by side, where a click in one
+        shows its like in the others; passes with their differences, memory, guards. Written to `path`, which is
+        returned; without one the page itself.
         """
         if path is None:
-            return _page(self)
+            return page_html(self.page())
         target = Path(path)
-        target.write_text(_page(self), encoding="utf-8")
+        target.write_text(page_html(self.page()), encoding="utf-8")
         return target
 
 
@@ -137,15 +154,8 @@ _UNFOLDED = ("graphs", "breaks", "recompiles", "fallbacks", "kernels")
 """Sections that a notebook shows at once, where they have rows."""
 
 
-def _page(report: Report) -> str:
-    head = f"<meta charset=utf-8><title>Smelt: {html.escape(report.name)}</title><style>{_STYLE}</style>"
-    frame = "margin:2rem auto;max-width:1200px;padding:0 1rem"
-    body = f"<body class=smelt style='{frame}'>\n{_body(report)}\n</body>"
-    return f"<!doctype html><html lang=en><head>{head}</head>{body}</html>"
-
-
-def _body(report: Report, folded: bool = False) -> str:
-    """The report as HTML. folded: what it is made of unfolds by a click."""
+def _body(report: Report) -> str:
+    """The report as a part of a notebook: what it is made of unfolds by a click."""
     parts = [f"<h1>Smelt report: {html.escape(report.name)}</h1>"]
     parts += [f"<p>{html.escape(line)}</p>" for line in lines_of(report.verdict)]
     for key in KEYS:
@@ -153,11 +163,8 @@ def _body(report: Report, folded: bool = False) -> str:
         tables = [_html_table(key, part) for part in alike(rows)]
         shown = "\n".join(tables or [f"<p class=none>{html.escape(_empty(report, key))}</p>"])
         title = html.escape(_TITLES[key])
-        if folded:
-            is_open = " open" if rows and key in _UNFOLDED else ""
-            parts.append(f"<details{is_open}><summary>{title} ({len(rows)})</summary>{shown}</details>")
-        else:
-            parts.append(f"<h2 id={key}>{title}</h2>\n{shown}")
+        is_open = " open" if rows and key in _UNFOLDED else ""
+        parts.append(f"<details{is_open}><summary>{title} ({len(rows)})</summary>{shown}</details>")
     return "\n".join(parts)
 
 

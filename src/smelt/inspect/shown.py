@@ -39,7 +39,7 @@ def guards(rows: Sequence[Row]) -> Shown:
     """Guards that tell of this program; equal ones of several entries in one row."""
     held = {(row["entry"], row["guard"]) for row in rows if row["kind"] == "content"}
     checks = _joined_checks([row for row in rows if row["kind"] == "check"])
-    telling = [row for row in rows if row["kind"] != "check" and _is_telling(row)]
+    telling = [row for row in rows if row["kind"] != "check" and is_telling(row)]
     telling = [row for row in telling if row["kind"] != "item" or (row["entry"], row["guard"]) not in held]
     entries: dict[tuple[str, ...], list[int]] = {}
     for row in (*checks, *telling):
@@ -72,7 +72,8 @@ def _of_one_line(rows: Sequence[Row]) -> list[Row]:
     return shown
 
 
-def _is_telling(row: Row) -> bool:
+def is_telling(row: Row) -> bool:
+    """Whether a guard tells of this program, not of every one."""
     if row["kind"] in _TELLING:
         return True
     if row["kind"] in _USUAL or not row["where"] or _OF_MODULES.search(row["guard"]):

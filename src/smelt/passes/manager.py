@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import is_
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -19,6 +19,7 @@ from smelt.ops.convert import strided_copy
 from smelt.ops.evaluate import Lookup, evaluate, no_state
 from smelt.passes.base import Pass, PassContext, Peak
 from smelt.passes.sized import sized
+from smelt.rewrite.rewriter import Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,16 @@ class PassReport:
     peak: Peak | None = None
 
 
+class Watcher(Protocol):
+    """Whoever wants to see passes at work: the graph before the first, each edit, and the end of each pass."""
+
+    def begin(self, graph: Graph) -> None: ...
+
+    def edited(self, event: Event) -> None: ...
+
+    def passed(self, one: Pass, report: PassReport) -> None: ...
+
+
 def run_passes(
     graph: Graph,
     passes: Sequence[Pass],
@@ -45,27 +56,39 @@ def run_passes(
     dump: str | Path = "",
     skip: Sequence[str] = (),
     stop_after: int | None = None,
+    watcher: Watcher | None = None,
 ) -> tuple[PassReport, ...]:
     """Run passes over a graph in place; what each did.
 
     check: run the verifier after each. dump: a directory into which the graph's text is written before the first and
     after each. skip: names of passes to leave out; stop_after: run only the first so many.
+    watcher: is told of all that passes do.
     Raises: InternalError (S0901) that names the pass which raised or broke the graph, SmeltError (S0301) for an
     unknown name in `skip`.
     """
     context = context or PassContext()
+    if watcher is not None:
+        context = replace(context, listeners=(*context.listeners, watcher.edited))
     _check_names(passes, skip)
     _dump(graph, dump, 0, "captured")
     with sized(graph, context.sizes):
         # Types, and what they say of each other, are others in a trace.
         context.seen.forget()
-        reports = _run_all(graph, passes[:stop_after], context, check, dump, skip)
+        if watcher is not None:
+            watcher.begin(graph)
+        reports = _run_all(graph, passes[:stop_after], context, check, dump, skip, watcher)
     context.seen.forget()
     return reports
 
 
 def _run_all(
-    graph: Graph, passes: Sequence[Pass], context: PassContext, check: bool, dump: str | Path, skip: Sequence[str]
+    graph: Graph,
+    passes: Sequence[Pass],
+    context: PassContext,
+    check: bool,
+    dump: str | Path,
+    skip: Sequence[str],
+    watcher: Watcher | None,
 ) -> tuple[PassReport, ...]:
     reports = []
     checked = _Checked() if check else None
@@ -82,6 +105,8 @@ def _run_all(
         reports.append(PassReport(one.name, seconds, changed, before, after, peak))
         if changed and wants("passes"):
             tell("passes", f"{graph.name}: {one.name}, {before} to {after} nodes, {seconds * 1e3:.1f} ms")
+        if watcher is not None:
+            watcher.passed(one, reports[-1])
         _dump(graph, dump, number, one.name)
     return tuple(reports)
 

@@ -1,0 +1,237 @@
+"""From a report and the units behind it to the data of a page.
+
+Invariant: the program runs here only where the caller gave the arguments of a call to be measured, on copies of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import smelt
+from smelt._torch.autocast import no_autocast
+from smelt.autodiff.halves import is_cheap
+from smelt.codegen.lower.result import Lowered
+from smelt.compiler import SizedUnit, Unit
+from smelt.compiler.pipeline import optimized_graph
+from smelt.compiler.size_conditions import symbols_of
+from smelt.compiler.trainable import Native, Trainable
+from smelt.compiler.training import TrainingUnit
+from smelt.diag import Options, SmeltError
+from smelt.inspect.page import steps
+from smelt.inspect.page.model import Code, Guard, Page, Recompile, Remark, Roof, Saved, Timing
+from smelt.inspect.page.places import Places
+from smelt.inspect.page.stages import Stages, typed
+from smelt.inspect.parts import Part, parts_of
+from smelt.inspect.roofline import Ceilings
+from smelt.inspect.shares import Measured, profile_of
+from smelt.inspect.shown import Row, is_telling
+from smelt.inspect.verdict import lines_of
+from smelt.ir import Graph, Value
+from smelt.ops.evaluate import Lookup, no_state
+from smelt.passes.sized import Sizes
+from smelt.runtime.profile import ProfileRow
+
+if TYPE_CHECKING:
+    from smelt.inspect.report import Report
+
+_CHANGE = re.compile(r"(?P<what>.*?) was (?P<old>.*), now (?P<new>.*?)(?: \(read at .*\))?", re.DOTALL)
+_MANY = re.compile(r"(?P<what>.*?) took \d+ values, (?P<old>.*) first and (?P<new>.*) last(?: \(read at .*\))?")
+_UNTIMED = (
+    "times: nothing was measured; smelt.explain(f, x).to_html(...), `smelt explain --html`, and "
+    "options={'profile': True} measure"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """What a page shows of one plan: the graph before passes, and what was made of it."""
+
+    title: str
+    part: Part
+    half: str
+    graph: Graph
+    optimized: Graph | None
+    lowered: Lowered | None
+    profile: Sequence[ProfileRow]
+    lookup: Lookup
+    sizes: Sizes | None = None
+    saved: Sequence[Saved] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What a report is on: its entries with their numbers, and the call it was asked for, if any.
+
+    ceilings: of the machine, where they were measured.
+    """
+
+    units: Sequence[tuple[int, Unit]] = ()
+    call: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
+    measured: Measured | None = None
+    ceilings: Ceilings | None = None
+
+    def page(self, report: Report) -> Page:
+        """The data of the page on a report."""
+        places = Places()
+        halves = self._halves()
+        codes = [_code(half, places) for half in halves]
+        missing = [] if codes else ["graphs, kernels and memory: nothing was compiled; the remarks say why"]
+        if codes and not any(step.us is not None for code in codes for step in code.steps):
+            missing.append(_UNTIMED)
+        if self.ceilings is None and codes:
+            missing.append("the machine's ceilings: `smelt explain --html` measures them")
+        found = self.ceilings
+        return Page(
+            report.name,
+            lines_of(report.verdict),
+            report.to_text(width=120),
+            guards=[_guard(row, places) for row in report.guards],
+            recompiles=[_recompile(row) for row in report.recompiles],
+            remarks=[*_remarks("break", report.breaks, places), *_remarks("fallback", report.fallbacks, places)],
+            timings=[Timing(r["entry"], r["stage"], r["ms"], r.get("sizes", "")) for r in report.timings],
+            roof=None if found is None else Roof(round(found.gflops, 1), round(found.gbps, 1), found.threads),
+            usual=_usual(report.guards),
+            codes=codes,
+            sources=places.sources(),
+            missing=missing,
+            version=smelt.__version__,
+        )
+
+    def _halves(self) -> list[Half]:
+        found: list[Half] = []
+        parts = parts_of(self.units)
+        sized = dict(self.units)
+        measured = self.measured
+        if measured is None and self.call is not None and len(parts) == 1 and not parts[0].unit.acts:
+            measured = profile_of(parts[0].unit, *self.call)
+        for part in parts:
+            unit = part.unit
+            trained = unit.trainable if isinstance(unit, TrainingUnit) else None
+            if trained is not None:
+                found += _of_trained(part, trained)
+                continue
+            parent = sized[part.entry]
+            symbols = None
+            if isinstance(parent, SizedUnit) and unit.graph is parent.graph:
+                symbols = symbols_of(parent.facts, parent.names)
+            title = f"entry {part.entry}" + (f", {part.sizes}" if part.sizes else "")
+            rows = measured.rows if measured is not None and measured.unit is unit else _profile(unit)
+            found.append(Half(title, part, "", unit.graph, unit.optimized, unit.lowered, rows, unit.lookup, symbols))
+        return found
+
+
+def _profile(unit: Unit) -> Sequence[ProfileRow]:
+    """What a plan that measures itself has measured."""
+    if unit.lowered is None or unit.executable is None or not unit.lowered.plan.profile:
+        return ()
+    return unit.executable.profile()
+
+
+def _of_trained(part: Part, trained: Trainable) -> list[Half]:
+    saved = saved_values(trained)
+
+    def half(name: str, native: Native) -> Half:
+        profile = native.executable.profile() if native.lowered.plan.profile else ()
+        kept = saved if name == "forward" else ()
+        title = f"entry {part.entry}, {name}"
+        return Half(title, part, name, native.graph, native.optimized, native.lowered, profile, no_state, None, kept)
+
+    return [half("forward", trained.forward), half("backward", trained.backward)]
+
+
+def saved_values(trained: Trainable) -> list[Saved]:
+    """What the forward half keeps for the backward half, and why it is not computed again there."""
+    forward = trained.halves.forward
+    outputs = forward.outputs[trained.halves.count :]
+    found: list[Saved] = []
+    for number in trained.halves.kept:
+        given = forward.inputs[number]
+        found.append(Saved(given.name, str(given.type), 0, "an input, which is there all the same"))
+    for name, value in zip(trained.halves.saved, outputs, strict=True):
+        if not isinstance(value, Value):
+            continue
+        nbytes = steps.plain_nbytes(value)
+        if value.node is None:
+            why = "an input of the graph"
+        elif is_cheap(value.node):
+            why = f"{value.node.op} could run again, but what it needs for that is larger than its result"
+        else:
+            why = f"running {value.node.op} again would cost more than keeping its result"
+        found.append(Saved(name, str(value.type), nbytes, why))
+    return found
+
+
+def _code(half: Half, places: Places) -> Code:
+    missing: list[str] = []
+    stages = Stages(places)
+    options = half.part.unit.options
+    _replay(half, options, stages, missing)
+    report = half.lowered.report if half.lowered is not None else None
+    plan = half.lowered.plan if half.lowered is not None else None
+    if report is None or plan is None:
+        missing.append("kernels, steps and memory: it has no plan yet; call it first")
+    made = steps.steps_of(plan, report, half.profile) if plan is not None and report is not None else []
+    return Code(
+        title=half.title,
+        entry=half.part.entry,
+        half=half.half,
+        sizes=half.part.sizes,
+        inputs=typed(half.graph.inputs),
+        nodes=stages.nodes,
+        stages=stages.stages,
+        steps=made,
+        kernels=[] if report is None else steps.kernels_of(report),
+        buffers=[] if plan is None else steps.buffers_of(plan, made),
+        arena=0 if plan is None else steps.plain(plan.arena_nbytes),
+        ran={} if report is None else steps.ran_of(report),
+        decisions=[] if report is None else steps.decisions_of(report),
+        choices=[] if report is None else steps.choices_of(report),
+        saved=half.saved,
+        memory={} if report is None else report.to_dict()["memory"],
+        missing=missing,
+    )
+
+
+def _replay(half: Half, options: Options, stages: Stages, missing: list[str]) -> None:
+    """Run the passes again, watched; the graph that was lowered is the last stage in any case."""
+    try:
+        with no_autocast():
+            optimized_graph(half.graph, options, half.lookup, half.sizes, stages)
+    except SmeltError as error:
+        missing.append(f"passes: they could not run again to be watched: {error.what}")
+        if not stages.stages:
+            stages.begin(half.graph)
+    if half.optimized is not None:
+        stages.last("as lowered", half.optimized)
+
+
+def _guard(row: Row, places: Places) -> Guard:
+    return Guard(row["entry"], row["kind"], row["guard"], row["value"], places.named(row["where"]), not is_telling(row))
+
+
+def _usual(rows: Sequence[Row]) -> str:
+    count = sum(not is_telling(row) for row in rows)
+    return f"{count:,} of the usual kind: types, modes, modules and their members, functions, weights" if count else ""
+
+
+def _recompile(row: Row) -> Recompile:
+    text = row["guard"]
+    found = _CHANGE.fullmatch(text) or _MANY.fullmatch(text)
+    what, old, new = (found["what"], found["old"], found["new"]) if found else (text, "", "")
+    return Recompile(what, old, new, row["times"], text)
+
+
+def _remarks(kind: str, rows: Sequence[Row], places: Places) -> list[Remark]:
+    return [
+        Remark(
+            kind,
+            row.get("entry", -1),
+            str(row.get("why") or row.get("reason") or ""),
+            row.get("times"),
+            places.named(str(row.get("where", ""))),
+        )
+        for row in rows
+    ]
