@@ -21,6 +21,7 @@ from smelt.bench.suite import EAGER, Suite, Watch, run
 from smelt.bench.systems import DTYPES, System, missing, systems
 from smelt.bench.training import training_systems
 from smelt.bench.training_models import TRAINING_MODELS
+from smelt.cli.ingot import bench_ingot, is_ingot
 from smelt.diag.console import console, progress
 
 _PAPER = 170  # characters of a line where the table goes to a file
@@ -54,6 +55,9 @@ def _listed(items: Sequence[Model | System]) -> str:
 
 
 def bench(
+    ingot: Annotated[
+        str, typer.Argument(help="A saved program to time by itself, a file that ends with .ingot.", show_default=False)
+    ] = "",
     models: Annotated[str, typer.Option(help="Which models, comma-separated, or 'all'.")] = "all",
     peers: Annotated[
         str, typer.Option(help="Which systems, comma-separated, or 'all'. Eager always runs: ratios are to it.")
@@ -100,6 +104,11 @@ def bench(
         bool, typer.Option(help="Keep the rows of an existing --json that are not measured now.")
     ] = False,
 ) -> None:
+    if ingot:
+        if not is_ingot(ingot):
+            raise typer.BadParameter(f"{ingot!r} is no saved program: its name does not end with .ingot")
+        bench_ingot(ingot, threads)
+        return
     every_system, every_model = (training_systems(), TRAINING_MODELS) if train else (systems(), MODELS)
     names = [s.name for s in every_system]
     if quick:

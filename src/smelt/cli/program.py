@@ -12,6 +12,7 @@ import torch
 import typer
 
 import smelt
+from smelt.cli.ingot import is_ingot, show_ingot
 from smelt.cli.run import Start
 from smelt.cli.target import HELP, Target
 from smelt.cli.users_program import in_users_program, load_program
@@ -46,6 +47,10 @@ def show(
 ) -> None:
     """Print a program's graph: every operation with its type and source line.
 
+    Of a saved program (a file that ends with .ingot) it shows the entry
+    points, the state, what native code there is, and with --full the
+    graphs; everything in the file is checked.
+
     The module and the source line come once before the lines that share
     them, and, for a line in a library, your own line that led to it.
 
@@ -73,7 +78,12 @@ def show(
           the loops that were fused, each with its operations and source lines
       smelt show model.py:mlp --kernels --assembly
           what the processor runs
+      smelt show m.ingot
+          what a saved program holds
     """
+    if is_ingot(target):
+        show_ingot(target, full)
+        return
     if optimized + code + kernels > 1:
         raise typer.BadParameter("--optimized, --code and --kernels exclude each other")
     if (llvm and assembly) or ((llvm or assembly) and not kernels):

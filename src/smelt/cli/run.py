@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -15,6 +16,7 @@ from rich.text import Text
 from torch import Tensor
 
 import smelt
+from smelt.cli.ingot import is_ingot, run_ingot
 from smelt.cli.target import HELP, Target, tensors_in
 from smelt.cli.users_program import in_users_program, load_program, note_training
 from smelt.diag import VerifyError
@@ -32,8 +34,17 @@ def run(
     repeats: Annotated[int, typer.Option(min=1, help="Calls of each, eager and compiled interleaved.")] = 20,
     strict: Annotated[bool, typer.Option("--strict", help="A fallback is an error, not a warning.")] = False,
     tolerance: Annotated[float, typer.Option(min=0, help="Largest relative difference that is let pass.")] = 1e-3,
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", help="An ingot's argument: NAME=FILE.npy, or POSITION=FILE.npy.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write an ingot's results to this .npz file.")] = None,
+    entry: Annotated[str, typer.Option(help="The ingot's entry point.")] = "forward",
 ) -> None:
     """Run a program, eager and compiled, and compare results and times.
+
+    A saved program (a file that ends with .ingot) runs by itself, with
+    the arrays that --input names; sizes and dtypes must be those that it
+    was saved for. Results are printed, and written by --output.
 
     On top stands what became of it and whether it pays: medians and
     quartiles of both, threads, the machine's load. Where a thread had to
@@ -45,7 +56,11 @@ def run(
     Examples:
       smelt run model.py:mlp
       smelt run my_package.model:mlp --repeats 100 --strict
+      smelt run m.ingot --input 0=x.npy --output out.npz
     """
+    if is_ingot(target):
+        run_ingot(target, inputs or [], output, entry)
+        return
     loaded = load_program(target)
     note_training(loaded)
     with torch.no_grad(), redirect_stdout(sys.stderr), progress(auto_refresh=False) as bar:

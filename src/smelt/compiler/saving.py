@@ -148,8 +148,8 @@ class _Writer:
         assert isinstance(args, Sequence_) and isinstance(kwargs, Mapping_)
         graph, as_written = f"graphs/{name}.txt", f"graphs/{name}.as_written.txt"
         assert unit.captured.graph is not None
-        self.entries[graph] = [str(unit.graph).encode("ascii", "backslashreplace")]
-        self.entries[as_written] = [str(unit.captured.graph).encode("ascii", "backslashreplace")]
+        self.entries[graph] = [str(unit.graph).encode()]
+        self.entries[as_written] = [str(unit.captured.graph).encode()]
         native: dict[str, str] = {}
         why_not: dict[str, str] = {}
         folded: set[int] = set()

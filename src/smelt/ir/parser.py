@@ -33,7 +33,14 @@ _SYM_OPS: dict[str, SymOp] = {"+": "+", "-": "-", "*": "*", "//": "//", "%": "%"
 
 def read_graph(text: str, make: Callable[[str], Graph]) -> Graph:
     """The graph that a text describes, built into what `make(name)` gives. Raises: TextError (S0201)."""
-    return _Parser(text).graph(make)
+    parser = _Parser(text)
+    try:
+        return parser.graph(make)
+    except RecursionError:
+        raise parser.fail("what stands here is nested too deeply") from None
+    except (ValueError, OverflowError) as error:
+        # A string that is no string of JSON, a number with more digits than Python reads.
+        raise parser.fail(f"this cannot be read: {error}", parser.last) from None
 
 
 class _Scope:
@@ -61,6 +68,11 @@ class _Parser:
     @property
     def token(self) -> Token:
         return self.tokens[self.position]
+
+    @property
+    def last(self) -> Token:
+        """The token that was taken last."""
+        return self.tokens[max(self.position - 1, 0)]
 
     def fail(self, what: str, token: Token | None = None) -> TextError:
         at = token or self.token
@@ -341,7 +353,7 @@ class _Parser:
         while not self.at(")"):
             if args or kwargs:
                 self.expect(",")
-            keyword = self.tokens[self.position + 1].text == "=" and self.token.kind in ("name", "string")
+            keyword = self.token.kind in ("name", "string") and self.tokens[self.position + 1].text == "="
             if keyword:
                 key = self.name()
                 self.expect("=")

@@ -60,6 +60,13 @@ class Contents:
         """An entry's bytes, which were checked."""
         return self._archive.content(name, check=False)
 
+    def text(self, name: str) -> str:
+        """An entry that is text. Raises: PackageError (S0701)."""
+        try:
+            return str(self.entry(name), "utf-8")
+        except UnicodeDecodeError as error:
+            raise broken(name, f"it is no text: {error}") from None
+
     def json(self, name: str) -> Part:
         """An entry that is JSON."""
         return loads(self.entry(name), name)

@@ -75,17 +75,9 @@ class State:
     def read(part: Part) -> State:
         kind, path, placed, requires_grad, is_persistent = part.items(5)
         which = kind.one_of("param", "buffer", "captured", "const")
-        if which in ("param", "buffer") and not all(_is_name(name) for name in path.as_str().split(".")):
+        if which in ("param", "buffer") and not all(name not in ("", "training") for name in path.as_str().split(".")):
             raise path.bad("is no path of a parameter")
         return State(which, path.as_str(), Placed.read(placed), requires_grad.as_bool(), is_persistent.as_bool())
-
-
-def _is_name(name: str) -> bool:
-    # Modules answer to their own names, and to those of the classes behind them.
-    return bool(name) and not name.startswith("__") and name not in _TAKEN
-
-
-_TAKEN = frozenset(name for name in dir(torch.nn.Module) if not name.startswith("__"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,17 +79,16 @@ class LoadedProgram(Part):
         module: torch.nn.Module = self
         *path, name = state.path.split(".")
         for step in path:
-            if step not in module._modules:
-                module.add_module(step, Part())
-            found = module._modules[step]
-            assert found is not None
-            module = found
+            # Not `add_module`: what a model calls its parts may be what a loaded program calls something else.
+            module = module._modules.setdefault(step, Part())
         if state.kind == "param":
             same = self._same_parameter(number, state)
             made = torch.nn.Parameter(tensor, state.requires_grad) if same is None else same
-            module.register_parameter(name, made)
+            module._parameters[name] = made
             return module._parameters, name
-        module.register_buffer(name, tensor, persistent=state.is_persistent)
+        module._buffers[name] = tensor
+        if not state.is_persistent:
+            module._non_persistent_buffers_set.add(name)
         return module._buffers, name
 
     def _same_parameter(self, number: int, state: State) -> torch.nn.Parameter | None:
@@ -111,6 +110,10 @@ class LoadedProgram(Part):
         """The names of its entry points."""
         return tuple(self._entries)
 
+    def entry(self, name: str) -> EntryPoint:
+        """The entry point of a name."""
+        return self._entries[name]
+
     @property
     def extra_files(self) -> Mapping[str, bytes]:
         """The files that were saved with the program, by name."""
@@ -128,7 +131,7 @@ class LoadedProgram(Part):
 
     def text(self, name: str = "forward") -> str:
         """The text of an entry point's graph: `smelt.parse` reads it."""
-        return str(self._contents.entry(self.manifest.methods[name].graph), "utf-8")
+        return self._contents.text(self.manifest.methods[name].graph)
 
     @property
     def is_native(self) -> bool:
@@ -427,10 +430,8 @@ class EntryPoint:
 
     def _by_text(self) -> Any:
         if self._late is None:
-            text, as_written = (
-                str(self._program._contents.entry(name), "utf-8")
-                for name in (self.method.graph, self.method.as_written)
-            )
+            names = self.method.graph, self.method.as_written
+            text, as_written = map(self._program._contents.text, names)
             constants = {
                 path: number for (kind, path), number in self.method.state.items() if kind == "const"
             }  # fmt: skip

@@ -121,8 +121,8 @@ def read_header(data: memoryview, entry: str) -> dict[str, Extent]:
         kind = _DTYPES.get(dtype.as_str())
         if kind is None:
             raise dtype.bad("is no dtype of an ingot's weights")
-        begin, end = offsets.ints() if len(offsets.items(2)) == 2 else (0, 0)
-        if begin > end or prod(shape.ints(0, 1 << 48)) * kind.itemsize != end - begin:
+        begin, end = offsets.items(2)[0].as_int(), offsets.items(2)[1].as_int()
+        if len(shape.items()) > 64 or begin > end or prod(shape.ints(0, 1 << 48)) * kind.itemsize != end - begin:
             raise part.bad("has another size than its elements take")
         extents.append((begin, end, part))
         found[name] = Extent(base + begin, end - begin)

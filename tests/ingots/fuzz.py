@@ -1,0 +1,178 @@
+"""Ingots that were changed at random, in each of their layers, and what reading them must come to.
+
+    bytes of the file | manifest | header of the weights | plan | text of a graph
+
+A checksum stops nearly all changes of the first kind. So the others change one layer, and make those around it fit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import random
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import smelt
+from smelt.runtime.ingot.archive import write_archive
+from smelt.runtime.ingot.contents import from_bytes
+from smelt.runtime.ingot.load import load
+from smelt.runtime.ingot.manifest import NAME, WEIGHTS
+from smelt.runtime.ingot.natives import NativeText
+from tests.ingots.programs import cases
+
+_NUMBERS = (-1, 0, 1, 2, 63, 64, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, 10**40)
+_VALUES = (None, True, "", "x", "../x", "a" * 300, [], {}, [[]], {"float": "nan"}, {"float": "0x1p2000"}, 0.5)
+
+
+def entries_of(data: bytes) -> dict[str, bytes]:
+    contents = from_bytes(data)
+    return {name: bytes(contents.entry(name)) for name in (NAME, *contents.manifest.entries)}
+
+
+def with_digests(entries: dict[str, bytes]) -> bytes:
+    """An archive of these entries whose manifest agrees with them, where it still lists them."""
+    manifest = json.loads(entries[NAME])
+    listed = manifest.get("entries") if isinstance(manifest, dict) else None
+    if isinstance(listed, dict):
+        listed |= {n: [len(c), hashlib.sha256(c).hexdigest()] for n, c in entries.items() if n in listed}
+        entries = entries | {NAME: json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()}
+    return archive_of(entries)
+
+
+def archive_of(entries: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    write_archive(file, [(name, [content]) for name, content in entries.items()])
+    return file.getvalue()
+
+
+# --- changes ----------------------------------------------------------------------------------------------------------
+
+
+def changed_bytes(data: bytes, draw: random.Random) -> bytes:
+    """Some bytes flipped, overwritten, cut out, doubled or cut off."""
+    found = bytearray(data)
+    for _ in range(draw.choice((1, 1, 2, 5))):
+        at, n = draw.randrange(len(found) or 1), draw.choice((1, 1, 2, 4, 8, 64))
+        match draw.randrange(6):
+            case 0:
+                found[at : at + 1] = bytes([found[at] ^ 1 << draw.randrange(8)]) if found else b""
+            case 1:
+                found[at : at + n] = draw.randbytes(n)
+            case 2:
+                del found[at : at + n]
+            case 3:
+                found[at:at] = found[at : at + n]
+            case 4:
+                number = draw.choice(_NUMBERS)
+                found[at : at + 4] = struct.pack("<Q", number % 2**64)[:4]
+            case _ if draw.random() < 0.2:
+                del found[at:]
+    return bytes(found)
+
+
+def changed_json(value: Any, draw: random.Random) -> Any:
+    """One value somewhere in it is another one, is missing, or stands twice."""
+    value = json.loads(json.dumps(value))
+    holder, key = None, None
+    here = value
+    while isinstance(here, (list, dict)) and here and (holder is None or draw.random() < 0.85):
+        holder = here
+        key = draw.choice(list(here)) if isinstance(here, dict) else draw.randrange(len(here))
+        here = holder[key]
+    if holder is None:
+        return draw.choice(_VALUES)
+    match draw.randrange(4):
+        case 0:
+            del holder[key]
+        case 1 if isinstance(here, int) and not isinstance(here, bool):
+            holder[key] = draw.choice((here + 1, here - 1, *_NUMBERS))
+        case 2 if isinstance(holder, list):
+            holder.insert(key, here)
+        case 2 if isinstance(holder, dict):
+            holder[f"{key}x"] = here
+        case _:
+            holder[key] = draw.choice((*_VALUES, draw.choice(_NUMBERS)))
+    return value
+
+
+# --- layers -----------------------------------------------------------------------------------------------------------
+
+
+def of_file(data: bytes, draw: random.Random) -> None:
+    load(changed_bytes(data, draw))
+
+
+def of_manifest(data: bytes, draw: random.Random) -> None:
+    entries = entries_of(data)
+    manifest = changed_json(json.loads(entries[NAME]), draw)
+    program = load(archive_of(entries | {NAME: json.dumps(manifest, separators=(",", ":")).encode()}))
+    program.reset()
+    str(program)
+
+
+def of_weights(data: bytes, draw: random.Random) -> None:
+    entries = entries_of(data)
+    (nbytes,) = struct.unpack_from("<Q", entries[WEIGHTS])
+    header, rest = entries[WEIGHTS][8 : 8 + nbytes], entries[WEIGHTS][8 + nbytes :]
+    if draw.random() < 0.3:
+        nbytes = draw.choice(_NUMBERS) % 2**64
+    else:
+        header = json.dumps(changed_json(json.loads(header), draw)).encode()
+        header += b" " * (-(8 + len(header)) % 64)
+        nbytes = len(header)
+    load(with_digests(entries | {WEIGHTS: struct.pack("<Q", nbytes) + header + rest}))
+
+
+def of_plan(data: bytes, draw: random.Random) -> None:
+    entries = entries_of(data)
+    name = draw.choice([name for name in entries if name.startswith("code/") and name.endswith(".json")])
+    plan = changed_json(json.loads(entries[name]), draw)
+    contents = from_bytes(with_digests(entries | {name: json.dumps(plan).encode()}))
+    manifest = contents.manifest
+    _, target, method = name.removesuffix(".json").split("/")
+    code = contents.entry(manifest.kernels[target])
+    NativeText.read(contents.json(name), code, manifest.methods[method], len(manifest.state))
+
+
+def of_text(data: bytes, draw: random.Random) -> None:
+    entries = entries_of(data)
+    name = draw.choice([name for name in entries if name.startswith("graphs/")])
+    program = load(with_digests(entries | {name: changed_bytes(entries[name], draw)}), allow_native=False)
+    assert program.graph is not None
+
+
+LAYERS: tuple[Callable[[bytes, random.Random], None], ...] = (of_file, of_manifest, of_weights, of_plan, of_text)
+
+
+def samples() -> list[bytes]:
+    """Small ingots of each kind: weights, ties, state, branches, nested results."""
+    found = []
+    with torch.no_grad():
+        for name in ("tied", "branches", "structured", "closed over"):
+            make, _, _ = cases()[name]
+            buffer = io.BytesIO()
+            make().save(buffer, targets=["avx2"], extra_files={"note.txt": b"hello"})
+            found.append(buffer.getvalue())
+    return found
+
+
+def read_changed(times: int, seed: int) -> dict[str, int]:
+    """Change and read so many files; how many were refused, by layer. Raises: whatever is no PackageError."""
+    data = samples()
+    refused = dict.fromkeys((layer.__name__ for layer in LAYERS), 0)
+    for i in range(times):
+        layer, draw = LAYERS[i % len(LAYERS)], random.Random(f"{seed} {i}")
+        try:
+            layer(data[i // len(LAYERS) % len(data)], draw)
+        except smelt.PackageError as error:
+            assert error.code == "S0701" and "ingot" in error.what
+            refused[layer.__name__] += 1
+        except Exception as error:
+            error.add_note(f"file {i} of seed {seed}, {layer.__name__}")
+            raise
+    return refused

@@ -1,0 +1,195 @@
+"""Files that are no ingots, or broken ones: an error names the entry, and nothing else happens."""
+
+from __future__ import annotations
+
+import io
+import json
+import resource
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+from smelt.runtime.ingot.archive import Archive, write_archive
+from smelt.runtime.ingot.manifest import NAME, WEIGHTS
+from tests.ingots.fuzz import archive_of, entries_of, read_changed, with_digests
+from tests.ingots.programs import Tied
+
+
+@pytest.fixture(scope="module")
+def data() -> bytes:
+    buffer = io.BytesIO()
+    smelt.trace(Tied().eval(), (torch.tensor([[1, 2]]),)).save(buffer, targets=["avx2"])
+    return buffer.getvalue()
+
+
+def refused(data: bytes, names: str) -> None:
+    with pytest.raises(smelt.PackageError, match=names) as found:
+        smelt.load(data)
+    assert found.value.code == "S0701"
+
+
+class TestArchive:
+    def test_each_cut_is_noticed(self, data: bytes) -> None:
+        for nbytes in (0, 1, 21, 22, 100, len(data) // 2, len(data) - 1):
+            refused(data[:nbytes], "archive")
+        refused(data + b"\0", "archive")
+
+    def test_each_entry_that_was_changed_is_named(self, data: bytes) -> None:
+        archive = Archive(memoryview(data))
+        for name, entry in archive.entries.items():
+            for at in (0, entry.nbytes // 2, entry.nbytes - 1):
+                flipped = bytearray(data)
+                flipped[entry.start + at] ^= 4
+                refused(bytes(flipped), name)
+
+    @pytest.mark.parametrize("name", ["../x", "/etc/x", "a//b", "a/../b", ".", "a\\b", "a:b", "", "x" * 201, "ä"])
+    def test_names_that_lead_elsewhere_are_not_written(self, name: str) -> None:
+        with pytest.raises(smelt.PackageError, match="name"):
+            write_archive(io.BytesIO(), [(name, [b""])])
+
+    def test_names_that_lead_elsewhere_are_not_read(self, data: bytes) -> None:
+        refused(data.replace(b"code/x86_64.o", b"../../x86_4.o"), "name")
+
+    def test_names_that_stand_twice(self) -> None:
+        file = io.BytesIO()
+        write_archive(file, [("a", [b"1"]), ("a", [b"1"])])
+        refused(file.getvalue(), "two entries")
+
+    def test_entries_that_overlap(self) -> None:
+        file = io.BytesIO()
+        write_archive(file, [("a", [b"1" * 64]), ("b", [b"2" * 64])])
+        found = file.getvalue()
+        # The directory's second entry is at the first one's position.
+        at = found.rindex(b"PK\x01\x02")
+        refused(found[: at + 42] + struct.pack("<I", 0) + found[at + 46 :], "begin where")
+
+    def test_a_size_that_is_not_there(self, data: bytes) -> None:
+        at = data.index(b"PK\x01\x02")
+        for value in (0xFFFFFFFE, 0xFFFFFFFF):
+            refused(data[: at + 20] + struct.pack("<II", value, value) + data[at + 28 :], NAME)
+
+    def test_entries_beyond_four_gigabytes(self, tmp_path: Path) -> None:
+        """Of a file with a hole: nothing of it is in memory, or on the disk."""
+
+        class Hole(bytes):
+            def __len__(self) -> int:
+                return 5 << 30
+
+        class Sparse(io.FileIO):
+            def write(self, piece: Any) -> int:
+                if isinstance(piece, Hole):
+                    return self.seek(len(piece), io.SEEK_CUR)
+                return super().write(piece)
+
+        path = tmp_path / "large"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("zlib.crc32", lambda piece, crc=0: 0)
+            with Sparse(path, "wb") as file:
+                write_archive(file, [("large", [Hole()]), ("after", [b"x" * 10])])
+        import mmap
+        import zipfile
+
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            view = memoryview(mapped)
+            archive = Archive(view)
+            assert archive.entries["large"].nbytes == 5 << 30
+            assert bytes(archive.content("after", check=False)) == b"x" * 10
+            assert [info.file_size for info in zipfile.ZipFile(path).infolist()] == [5 << 30, 10]
+            del archive
+            view.release()
+
+
+class TestManifest:
+    def changed(self, data: bytes, **new: Any) -> bytes:
+        entries = entries_of(data)
+        manifest = json.loads(entries[NAME]) | new
+        return archive_of(entries | {NAME: json.dumps(manifest, separators=(",", ":")).encode()})
+
+    def test_a_later_format(self, data: bytes) -> None:
+        refused(self.changed(data, format=2, more="keys"), "format has version 2")
+
+    def test_an_entry_more_or_less(self, data: bytes) -> None:
+        entries = entries_of(data)
+        refused(archive_of(entries | {"more": b""}), "more")
+        refused(archive_of({n: c for n, c in entries.items() if n != "graphs/forward.txt"}), "graphs/forward.txt")
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            b"[" * 100_000,
+            b'{"format":1,"format":1}',
+            b'{"format":' + b"9" * 5000 + b"}",
+            b'{"format":NaN}',
+            b"\xff",
+            b"",
+        ],
+        ids=["deep", "twice", "long", "nan", "bytes", "empty"],
+    )
+    def test_text_that_is_no_manifest(self, data: bytes, text: bytes) -> None:
+        refused(archive_of(entries_of(data) | {NAME: text}), NAME)
+
+    def test_a_tensor_beyond_its_memory(self, data: bytes) -> None:
+        state = json.loads(entries_of(data)[NAME])["state"]
+        state[0][2][3][0] += 1
+        refused(self.changed(data, state=state), WEIGHTS)
+        state[0][2][3][0] = 1 << 45
+        refused(self.changed(data, state=state), "manifest|weights")
+
+    @pytest.mark.parametrize("path", ["forward", "save.x", "__class__", "_parameters", "state"])
+    def test_names_of_state_change_nothing_else(self, data: bytes, path: str) -> None:
+        state = json.loads(entries_of(data)[NAME])["state"]
+        state[0][1] = path
+        loaded = smelt.load(self.changed(data, state=state))
+        assert path in loaded.state_dict() and type(loaded) is smelt.LoadedProgram
+        assert callable(loaded.save) and callable(loaded.forward) and loaded.training is False
+        for other in ("a..b", "training"):
+            state[0][1] = other
+            refused(self.changed(data, state=state), "path of a parameter")
+
+
+class TestGraph:
+    @pytest.mark.parametrize(
+        "text",
+        [b"graph f(" + b"[" * 20_000, b"graph f() { return " + b"9" * 5000 + b" }", b"\xff", b"", b'graph "\\u" () {}'],
+        ids=["deep", "digits", "bytes", "empty", "string"],
+    )
+    def test_text_that_does_not_parse(self, data: bytes, text: bytes) -> None:
+        loaded = smelt.load(with_digests(entries_of(data) | {"graphs/forward.txt": text}), allow_native=False)
+        with pytest.raises(smelt.PackageError, match="ingot"):
+            _ = loaded.graph
+
+    def test_an_operator_that_there_is_not(self, data: bytes) -> None:
+        entries = entries_of(data)
+        text = entries["graphs/forward.txt"].replace(b"aten.layer_norm", b"aten.no_such_norm")
+        files = entries | {"graphs/forward.txt": text, "graphs/forward.as_written.txt": text}
+        loaded = smelt.load(with_digests(files), allow_native=False)
+        with (
+            torch.no_grad(),
+            pytest.warns(smelt.SmeltWarning, match="no_such_norm"),
+            pytest.raises(smelt.SmeltError, match="no_such_norm"),
+        ):
+            loaded(torch.tensor([[1, 2]]))
+
+
+class TestChangedAtRandom:
+    def test_each_layer(self) -> None:
+        found = read_changed(400, seed=1)
+        assert all(count > 10 for count in found.values())
+
+    @pytest.mark.nightly
+    def test_a_hundred_thousand(self) -> None:
+        """In processes of their own, with bounded memory."""
+        code = (
+            "import resource; resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30));"
+            "import sys, faulthandler; faulthandler.enable();"
+            "from tests.ingots.fuzz import read_changed; read_changed(10_000, int(sys.argv[1]))"
+        )
+        for seed in range(10):
+            subprocess.run([sys.executable, "-c", code, str(seed)], check=True, cwd=Path(__file__).parents[2])
+        assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 4 << 20  # kilobytes
