@@ -25,18 +25,24 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
     made.close()
 
 
+def _run(forks: Forks, script: Path, folder: Path, *options: str) -> str:
+    """What a script writes, run as `python script options`."""
+    argv = [str(script), *options]
+    return forks.run(
+        f"import runpy, sys; sys.argv = {argv!r}; runpy.run_path({str(script)!r}, run_name='__main__')", folder
+    )
+
+
 @pytest.mark.spread(3)
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
 def test_example_runs(forks: Forks, script: Path, tmp_path: Path) -> None:
-    assert forks.run(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')", tmp_path)
+    assert _run(forks, script, tmp_path)
 
 
 def test_a_gpt_trains_alike_eagerly_and_compiled(forks: Forks, tmp_path: Path) -> None:
     script = next(path for path in EXAMPLES if path.stem == "train_gpt")
-    small = ["train_gpt.py", "--steps", "6", "--layers", "1", "--width", "16", "--plot", "curves.png"]
-    told = forks.run(
-        f"import sys, runpy; sys.argv = {small}; runpy.run_path({str(script)!r}, run_name='__main__')", tmp_path
-    )
+    small = ["--steps", "6", "--layers", "1", "--width", "16", "--plot", "curves.png"]
+    told = _run(forks, script, tmp_path, *small)
     lines = [re.findall(r"loss (\S+) to (\S+),", line) for line in told.splitlines() if "of CPU a step" in line]
     assert len(lines) == 2 and lines[0] == lines[1]
     ((first, last),) = lines[0]
