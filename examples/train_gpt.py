@@ -1,7 +1,7 @@
 """Train a small GPT on this repository's own documentation, eagerly and compiled, from one seed.
 
 Run: python examples/train_gpt.py [--steps 200] [--plot train_gpt.png]
-Both trainings see the same batches in the same order, so the two curves of losses lie on each other; a line at the end
+Both trainings see the same batches in the same order, so the two curves of losses coincide; a line at the end
 says how far apart they are, and what a step cost each.
 """
 
@@ -43,13 +43,13 @@ class Gpt(nn.Module):
 
     def __init__(self, vocabulary: int, layers: int = 4, width: int = 128, heads: int = 4) -> None:
         super().__init__()
-        self.characters, self.places = nn.Embedding(vocabulary, width), nn.Embedding(LENGTH, width)
+        self.characters, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(LENGTH, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
 
     def forward(self, text: Tensor) -> Tensor:
         x, wanted = text[:, :-1], text[:, 1:]
-        h = self.characters(x) + self.places(torch.arange(x.shape[1]))
+        h = self.characters(x) + self.positions(torch.arange(x.shape[1]))
         for block in self.blocks:
             h = block(h)
         return F.cross_entropy(self.head(self.norm(h)).flatten(0, 1), wanted.flatten())
@@ -89,7 +89,7 @@ def train(model: nn.Module, data: list[Tensor], name: str) -> tuple[list[float],
 
 
 def draw(curves: dict[str, list[float]], path: Path) -> None:
-    """Both curves in one picture, the second one dashed: where they agree it lies on the first."""
+    """Both curves in one picture, the second one dashed: where they agree it covers the first."""
     if importlib.util.find_spec("matplotlib") is None:
         print("no plot: matplotlib is not installed (pip install matplotlib)")
         return
@@ -110,11 +110,11 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--plot", type=Path, default=Path("train_gpt.png"))
-    given = parser.parse_args()
+    args = parser.parse_args()
     text, vocabulary = corpus()
-    data = batches(text, given.steps)
+    data = batches(text, args.steps)
     torch.manual_seed(0)
-    eager = Gpt(vocabulary, given.layers, given.width)
+    eager = Gpt(vocabulary, args.layers, args.width)
     compiled = smelt.compile(copy.deepcopy(eager), options={"train": True})
     curves, cost = {}, {}
     for name, model in (("eager", eager), ("compiled", compiled)):
@@ -123,7 +123,7 @@ def main() -> None:
     for name, losses in curves.items():
         print(f"{name}: loss {losses[0]:.3f} to {losses[-1]:.3f}, {cost[name] * 1e3:.1f} ms of CPU a step")
     print(f"the losses differ by at most {apart:.1e} of their size")
-    draw(curves, given.plot)
+    draw(curves, args.plot)
 
 
 if __name__ == "__main__":
