@@ -182,6 +182,16 @@ def test_of_a_program_that_is_trained_both_halves_are_there() -> None:
     assert (forward.half, backward.half) == ("forward", "backward") and backward.stages[-1].records
     by_line = {page.sources[s].lines[n - 1][1].strip() for r in backward.nodes for s, n in r.at if page.sources[s].own}
     assert "return x + self.out(h)  # the residual" in by_line
+    report = smelt.explain(made)
+    assert {row["half"] for row in report.kernels if "kernel" in row} == {"forward", "backward"}
+    assert {row.get("half") for row in report.passes} >= {"forward", "backward"}
+    assert {row.get("half") for row in report.memory} == {"forward", "backward"}
+    told = {row["value"]: row for row in report.saved}
+    assert told["fc.weight"]["bytes"] == 0 and any(
+        row["bytes"] and "test_page.py" in row["why"] for row in report.saved
+    )
+    assert "Saved for the backward half" in str(report) and "backward: natively" in report.graphs[0]["runs"]
+    assert "aten" in report.graphs[0]["backward half"]
     kept = [saved for saved in forward.saved if saved.nbytes]
     assert kept and all(saved.why for saved in forward.saved) and not backward.saved
 

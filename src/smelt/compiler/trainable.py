@@ -37,7 +37,7 @@ class Native:
     def __init__(self, graph: Graph, options: Options, code: bytes | None) -> None:
         self.graph = graph
         with no_autocast():
-            self.optimized, _ = optimized_graph(graph, options, no_state)
+            self.optimized, self.passes = optimized_graph(graph, options, no_state)
             self.lowered: Lowered = lower(self.optimized, no_state, options)
         self.executable = Executable(self.lowered.plan, code)
 

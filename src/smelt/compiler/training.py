@@ -23,6 +23,7 @@ from smelt.compiler.trainable import Trainable
 from smelt.compiler.unit import Unit, machine_code
 from smelt.diag import Options, SmeltError
 from smelt.ir import Graph, Node, Value
+from smelt.ops.evaluate import no_state
 from smelt.passes.base import PassContext
 from smelt.passes.explicit_casts import explicit_casts
 from smelt.passes.manager import run_passes
@@ -41,6 +42,20 @@ class TrainingUnit(Unit):
         with no_autocast():  # as each node says for itself
             self._build(args, kwargs)
         self.stages_ms["forward and backward"] = round((perf_counter() - start) * 1000, 3)
+
+    @property
+    def halves(self) -> dict[str, Unit]:
+        """The forward and the backward half, each with its graph and plan, for reports; nothing before `build`."""
+        if self.trainable is None:
+            return {}
+        halves = {"forward": self.trainable.forward, "backward": self.trainable.backward}
+        return {
+            name: Unit(
+                self.captured, self.options, no_state, half.graph, [*half.passes], optimized=half.optimized,
+                lowered=half.lowered, _executable=half.executable,
+            )
+            for name, half in halves.items()
+        }  # fmt: skip
 
     def _build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         graph, self.state_places = state_as_inputs(self._with_casts())

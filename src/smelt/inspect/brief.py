@@ -73,33 +73,44 @@ def _summed(rows: Iterable[Row]) -> list[Row]:
 
 def memory(rows: Sequence[Row]) -> Shown:
     """A row for each entry, with the bytes that matter in columns."""
-    found: dict[int, dict[str, object]] = {}
+    found: dict[tuple[int, str], dict[str, object]] = {}
     hidden = 0
     for row in last_sizes(rows):
         column = _MEMORY.get(row["what"])
         if column is None or row.get("note"):
             hidden += 1
             continue
-        entry = found.setdefault(row["entry"], {"entry": row["entry"], **dict.fromkeys(_MEMORY.values())})
+        named = {"entry": row["entry"], **_half(row)}
+        entry = found.setdefault(_key(row), {**named, **dict.fromkeys(_MEMORY.values())})
         entry[column] = size(row["bytes"]) if row["bytes"] else None
     notes = [row for row in last_sizes(rows) if row.get("note")]
     return Shown([*found.values(), *notes], plural(hidden - len(notes), "other number"))
 
 
+def _key(row: Row) -> tuple[int, str]:
+    """An entry, or half of one that is trained."""
+    return row["entry"], row.get("half", "")
+
+
+def _half(row: Row) -> Row:
+    return {"half": row["half"]} if row.get("half") else {}
+
+
 def passes(rows: Sequence[Row]) -> Shown:
     """A row for each entry: the passes that changed its graph, and the time of all."""
-    found: dict[int, list[Row]] = {}
+    found: dict[tuple[int, str], list[Row]] = {}
     for row in last_sizes(rows):
-        found.setdefault(row["entry"], []).append(row)
+        found.setdefault(_key(row), []).append(row)
     shown: list[Row] = [
         {
             "entry": entry,
+            **_half(of[0]),
             "ms": sum(row["ms"] for row in of),
             "nodes before": of[0]["nodes before"],
             "nodes after": of[-1]["nodes after"],
             "changed by": ", ".join(dict.fromkeys(row["pass"] for row in of if row["changed"])),
         }
-        for entry, of in found.items()
+        for (entry, _), of in found.items()
     ]
     return Shown(shown, plural(sum(not row["changed"] for row in rows), "run", " of passes that changed nothing"))
 

@@ -19,12 +19,14 @@ from smelt.compiler.miss_texts import joined_misses
 from smelt.compiler.paths import reading
 from smelt.compiler.size_texts import readable
 from smelt.compiler.splitting_report import break_rows, piece_rows
+from smelt.compiler.training import TrainingUnit
 from smelt.diag import SmeltError
 from smelt.inspect.kernels import kernel_rows, launched_ns
 from smelt.inspect.page import Inside
 from smelt.inspect.parts import Part, parts_of
 from smelt.inspect.places import is_hidden, plain
 from smelt.inspect.report import KEYS, Report
+from smelt.inspect.saved import saved_rows
 from smelt.inspect.shown import Row, plural
 from smelt.inspect.symbols import symbol_rows
 from smelt.inspect.verdict import verdict
@@ -184,6 +186,7 @@ def _report(
         timings=_timings(units, parts),
         memory=_memory(parts),
         precision=_precision(parts),
+        saved=saved_rows(units),
         inside=Inside(units),
     )
     return replace(found, **{key: _readable(getattr(found, key)) for key in KEYS})  # type: ignore[arg-type]
@@ -234,11 +237,15 @@ def _graph_row(index: int, unit: Unit, calls: int | None) -> Row:
     row["runs"] = _runs(shown)
     row["captured"] = str(unit.graph)
     row["optimized"] = None if unit.optimized is None else str(unit.optimized)
+    if isinstance(unit, TrainingUnit):
+        row.update({f"{name} half": str(half.optimized) for name, half in unit.halves.items()})
     return row
 
 
 def _runs(unit: Unit) -> str:
     """Whether a call is native code, and how much of it calls Python all the same."""
+    if isinstance(unit, TrainingUnit) and unit.halves:
+        return "; ".join(f"{name}: {_runs(half)}" for name, half in unit.halves.items())
     if unit.executable is None:
         return "nowhere yet: it is still being made"
     if not unit.executable.is_native:
@@ -303,7 +310,7 @@ def _checks(entry: int, unit: Unit) -> list[Row]:
 
 def _passes(units: Sequence[tuple[int, Unit]], parts: Sequence[Part]) -> list[Row]:
     """Those of each entry's own graph, then those of its plans."""
-    whole = [Part(i, unit) for i, unit in units if isinstance(unit, SizedUnit)]
+    whole = [Part(i, unit) for i, unit in units if isinstance(unit, SizedUnit | TrainingUnit)]
     return [
         row
         for part in sorted((*whole, *parts), key=lambda part: part.entry)
@@ -352,7 +359,7 @@ def _python_nodes(parts: Sequence[Part]) -> list[Row]:
 
 
 def _timings(units: Sequence[tuple[int, Unit]], parts: Sequence[Part]) -> list[Row]:
-    whole = [Part(i, unit) for i, unit in units if isinstance(unit, SizedUnit)]
+    whole = [Part(i, unit) for i, unit in units if isinstance(unit, SizedUnit | TrainingUnit)]
     rows: list[Row] = []
     for part in sorted((*whole, *parts), key=lambda part: part.entry):
         rows += part.rows({"stage": stage, "ms": ms} for stage, ms in part.unit.stages_ms.items())

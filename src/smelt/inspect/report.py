@@ -19,12 +19,13 @@ from smelt.inspect.verdict import Race, lines_of
 
 # What became of a program stands above what it is made of.
 KEYS = (
-    "graphs", "breaks", "recompiles", "fallbacks", "kernels", "symbols", "guards", "memory", "precision", "passes",
-    "timings",
+    "graphs", "breaks", "recompiles", "fallbacks", "kernels", "symbols", "guards", "memory", "saved", "precision",
+    "passes", "timings",
 )  # fmt: skip
 _TITLES = {
     "graphs": "Graphs", "breaks": "Breaks", "recompiles": "Recompiles", "fallbacks": "Fallbacks",
     "symbols": "Sizes and numbers", "guards": "Guards", "kernels": "Kernels", "memory": "Memory",
+    "saved": "Saved for the backward half",
     "precision": "Precision: the error of each output, on the first call's inputs", "passes": "Passes",
     "timings": "Compile time by stage",
 }  # fmt: skip
@@ -49,6 +50,7 @@ class Report:
     passes: name, time, nodes before and after.  kernels: per node, how it runs and what was measured.
     fallbacks: what ran in eager or in Python, how often, why.  timings: compile time by stage, in milliseconds.
     memory: bytes of the plan's own memory, packed weights, originals.
+    saved: of entries that are trained, what the forward half keeps for the backward half, and why.
     precision: error of each output, where the program computes in another precision than written (`dtype`).
     verdict: what became of the program, in words (`what`), the share of its operations (and, where it was measured, of
     its time) that own kernels do, and, where both were timed, what eager and compiled take (`times`, in words; `race`).
@@ -67,6 +69,7 @@ class Report:
     fallbacks: Sequence[Row] = field(default=())
     timings: Sequence[Row] = field(default=())
     memory: Sequence[Row] = field(default=())
+    saved: Sequence[Row] = field(default=())
     precision: Sequence[Row] = field(default=())
     verdict: Mapping[str, Any] = field(default_factory=dict)
     everything: bool = False
@@ -97,7 +100,7 @@ class Report:
         return f"<Report on {self.name}: {self.verdict.get('what', 'nothing yet')}>"
 
     def _repr_html_(self) -> str:
-        return f"<div class=smelt><style>{_STYLE}</style>{_body(self)}</div>"
+        return f"<div class=smelt><style>{_STYLE}</style>{_body(self)}{_look_inside(self)}</div>"
 
     def __str__(self) -> str:
         return self.to_text()
@@ -108,7 +111,8 @@ class Report:
         line; the default is the terminal's, 100 without one.
         """
         everything = everything or self.everything
-        sections = [(key, _TITLES[key], getattr(self, key), _empty(self, key)) for key in KEYS]
+        keys = [key for key in KEYS if self.saved or key != "saved"]  # few programs are trained
+        sections = [(key, _TITLES[key], getattr(self, key), _empty(self, key)) for key in keys]
         return text_of(self.name, lines_of(self.verdict), sections, everything=everything, width=page_width(width))
 
     @overload
@@ -152,6 +156,8 @@ _STYLE = """
 """
 _UNFOLDED = ("graphs", "breaks", "recompiles", "fallbacks", "kernels")
 """Sections that a notebook shows at once, where they have rows."""
+_NOTEBOOK_CHARACTERS = 1 << 20
+"""The most that a cell keeps of a page."""
 
 
 def _body(report: Report) -> str:
@@ -166,6 +172,15 @@ def _body(report: Report) -> str:
         is_open = " open" if rows and key in _UNFOLDED else ""
         parts.append(f"<details{is_open}><summary>{title} ({len(rows)})</summary>{shown}</details>")
     return "\n".join(parts)
+
+
+def _look_inside(report: Report) -> str:
+    """The page in a frame of its own, whose styles and scripts the notebook does not meet; if it is not too large."""
+    page = page_html(replace(report, inside=replace(report.inside, call=None)).page())
+    if len(page) > _NOTEBOOK_CHARACTERS:
+        return "<p>to_html(path) writes the page on graph, source lines and kernels, which is large.</p>"
+    frame = f'<iframe sandbox="allow-scripts" width="100%" height="800" srcdoc="{html.escape(page)}"></iframe>'
+    return f"<details><summary>Graph, source lines and kernels</summary>{frame}</details>"
 
 
 def _html_table(key: str, rows: Sequence[Row]) -> str:

@@ -20,7 +20,7 @@ from smelt.inspect.places import short_places
 from smelt.inspect.shown import Row, Shown, size
 
 # A graph's text is long: in the summary it stands as its size, in HTML it unfolds.
-LONG = ("captured", "optimized", "code")
+LONG = ("captured", "optimized", "code", "forward half", "backward half")
 NBYTES = ("bytes", "bytes apart", "bytes as one")
 """Columns of bytes, which are shown with a unit."""
 _WORDS = {

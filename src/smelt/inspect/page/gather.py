@@ -12,25 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import smelt
 from smelt._torch.autocast import no_autocast
-from smelt.autodiff.halves import is_cheap
-from smelt.codegen.lower.result import Lowered
 from smelt.compiler import SizedUnit, Unit
 from smelt.compiler.pipeline import optimized_graph
 from smelt.compiler.size_conditions import symbols_of
-from smelt.compiler.trainable import Native, Trainable
 from smelt.compiler.training import TrainingUnit
-from smelt.diag import Options, SmeltError
+from smelt.diag import SmeltError
 from smelt.inspect.page import steps
 from smelt.inspect.page.model import Code, Guard, Page, Recompile, Remark, Roof, Saved, Timing
 from smelt.inspect.page.places import Places
 from smelt.inspect.page.stages import Stages, typed
 from smelt.inspect.parts import Part, parts_of
 from smelt.inspect.roofline import Ceilings
+from smelt.inspect.saved import saved_values
 from smelt.inspect.shares import Measured, profile_of
 from smelt.inspect.shown import Row, is_telling
 from smelt.inspect.verdict import lines_of
-from smelt.ir import Graph, Value
-from smelt.ops.evaluate import Lookup, no_state
 from smelt.passes.sized import Sizes
 from smelt.runtime.profile import ProfileRow
 
@@ -47,16 +43,11 @@ _UNTIMED = (
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """What a page shows of one plan: the graph before passes, and what was made of it."""
+    """A plan that a page shows: what it took, the symbols of its graph, what it saves for a backward half."""
 
     title: str
     part: Part
-    half: str
-    graph: Graph
-    optimized: Graph | None
-    lowered: Lowered | None
     profile: Sequence[ProfileRow]
-    lookup: Lookup
     sizes: Sizes | None = None
     saved: Sequence[Saved] = ()
 
@@ -109,17 +100,16 @@ class Inside:
             measured = profile_of(parts[0].unit, *self.call)
         for part in parts:
             unit = part.unit
-            trained = unit.trainable if isinstance(unit, TrainingUnit) else None
-            if trained is not None:
-                found += _of_trained(part, trained)
-                continue
             parent = sized[part.entry]
             symbols = None
+            saved: Sequence[Saved] = ()
+            if part.half == "forward" and isinstance(parent, TrainingUnit):
+                saved = saved_values(parent)
             if isinstance(parent, SizedUnit) and unit.graph is parent.graph:
                 symbols = symbols_of(parent.facts, parent.names)
-            title = f"entry {part.entry}" + (f", {part.sizes}" if part.sizes else "")
+            title = ", ".join(filter(None, (f"entry {part.entry}", part.sizes, part.half)))
             rows = measured.rows if measured is not None and measured.unit is unit else _profile(unit)
-            found.append(Half(title, part, "", unit.graph, unit.optimized, unit.lowered, rows, unit.lookup, symbols))
+            found.append(Half(title, part, rows, symbols, saved))
         return found
 
 
@@ -130,56 +120,22 @@ def _profile(unit: Unit) -> Sequence[ProfileRow]:
     return unit.executable.profile()
 
 
-def _of_trained(part: Part, trained: Trainable) -> list[Half]:
-    saved = saved_values(trained)
-
-    def half(name: str, native: Native) -> Half:
-        profile = native.executable.profile() if native.lowered.plan.profile else ()
-        kept = saved if name == "forward" else ()
-        title = f"entry {part.entry}, {name}"
-        return Half(title, part, name, native.graph, native.optimized, native.lowered, profile, no_state, None, kept)
-
-    return [half("forward", trained.forward), half("backward", trained.backward)]
-
-
-def saved_values(trained: Trainable) -> list[Saved]:
-    """What the forward half keeps for the backward half, and why it is not computed again there."""
-    forward = trained.halves.forward
-    outputs = forward.outputs[trained.halves.count :]
-    found: list[Saved] = []
-    for number in trained.halves.kept:
-        given = forward.inputs[number]
-        found.append(Saved(given.name, str(given.type), 0, "an input, which is there all the same"))
-    for name, value in zip(trained.halves.saved, outputs, strict=True):
-        if not isinstance(value, Value):
-            continue
-        nbytes = steps.plain_nbytes(value)
-        if value.node is None:
-            why = "an input of the graph"
-        elif is_cheap(value.node):
-            why = f"{value.node.op} could run again, but what it needs for that is larger than its result"
-        else:
-            why = f"running {value.node.op} again would cost more than keeping its result"
-        found.append(Saved(name, str(value.type), nbytes, why))
-    return found
-
-
 def _code(half: Half, places: Places) -> Code:
     missing: list[str] = []
     stages = Stages(places)
-    options = half.part.unit.options
-    _replay(half, options, stages, missing)
-    report = half.lowered.report if half.lowered is not None else None
-    plan = half.lowered.plan if half.lowered is not None else None
+    unit = half.part.unit
+    _replay(half, stages, missing)
+    report = unit.lowered.report if unit.lowered is not None else None
+    plan = unit.lowered.plan if unit.lowered is not None else None
     if report is None or plan is None:
         missing.append("kernels, steps and memory: it has no plan yet; call it first")
     made = steps.steps_of(plan, report, half.profile) if plan is not None and report is not None else []
     return Code(
         title=half.title,
         entry=half.part.entry,
-        half=half.half,
+        half=half.part.half,
         sizes=half.part.sizes,
-        inputs=typed(half.graph.inputs),
+        inputs=typed(unit.graph.inputs),
         nodes=stages.nodes,
         stages=stages.stages,
         steps=made,
@@ -195,17 +151,18 @@ def _code(half: Half, places: Places) -> Code:
     )
 
 
-def _replay(half: Half, options: Options, stages: Stages, missing: list[str]) -> None:
+def _replay(half: Half, stages: Stages, missing: list[str]) -> None:
     """Run the passes again, watched; the graph that was lowered is the last stage in any case."""
+    unit = half.part.unit
     try:
         with no_autocast():
-            optimized_graph(half.graph, options, half.lookup, half.sizes, stages)
+            optimized_graph(unit.graph, unit.options, unit.lookup, half.sizes, stages)
     except SmeltError as error:
         missing.append(f"passes: they could not run again to be watched: {error.what}")
         if not stages.stages:
-            stages.begin(half.graph)
-    if half.optimized is not None:
-        stages.last("as lowered", half.optimized)
+            stages.begin(unit.graph)
+    if unit.optimized is not None:
+        stages.last("as lowered", unit.optimized)
 
 
 def _guard(row: Row, places: Places) -> Guard:

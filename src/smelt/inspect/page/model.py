@@ -154,7 +154,10 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A value that the forward half keeps for the backward half, and why it is kept and not computed again."""
+    """A value that the forward half keeps for the backward half, and why it is kept and not computed again.
+
+    name: `%name`, or the path of a parameter. nbytes: 0 for what is there all the same.
+    """
 
     name: str
     type: str

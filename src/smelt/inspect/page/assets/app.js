@@ -293,6 +293,7 @@
     // --- the address
 
     writeHash() {
+      if (location.protocol === "about:") return; // in a notebook's frame there is no address
       const { code, stage, tab, uids } = this.state;
       const parts = [`code=${code}`, `stage=${stage}`, `tab=${tab}`];
       if (uids.size && uids.size < 40) parts.push(`nodes=${[...uids].join(".")}`);

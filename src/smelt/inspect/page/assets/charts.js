@@ -161,8 +161,8 @@
     root.append(el("p", {}, `${size(found.reduce((sum, one) => sum + one.nbytes, 0))} are kept from the forward to the backward half, besides inputs.`));
     const last = app.plan.last;
     root.append(table(["value", "type", "bytes", "why"], found.map((one) => {
-      const uid = last?.byName.get(one.name) ?? app.plan.at(0).byName.get(one.name);
-      return [uid === undefined ? `%${one.name}` : link(`%${one.name}`, () => app.select(new Set([uid]), "saved")), one.type, one.nbytes ? size(one.nbytes) : "", one.why];
+      const uid = last?.byName.get(one.name.slice(1)) ?? app.plan.at(0).byName.get(one.name.slice(1));
+      return [uid === undefined ? one.name : link(one.name, () => app.select(new Set([uid]), "saved")), one.type, one.nbytes ? size(one.nbytes) : "", one.why];
     }), "Saved values"));
     return {};
   }
