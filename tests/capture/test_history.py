@@ -54,13 +54,25 @@ def test_a_program_of_one_graph_says_where_it_begins(make: object) -> None:
     assert "detach" in error.value.fix
 
 
-def test_a_way_back_that_is_not_recorded_says_so() -> None:
+def test_the_gradient_of_a_leaf_that_the_program_makes_is_part_of_its_graph() -> None:
     def slope(x: torch.Tensor) -> torch.Tensor:
         w = x.detach().requires_grad_()
         (g,) = torch.autograd.grad((w.tanh() * w).sum(), w)
         return g
 
-    with pytest.raises(smelt.CaptureError, match=r"gradients are computed from f32.*, which autograd saved or made"):
+    x = torch.linspace(-1.0, 2.0, 3)
+    assert torch.equal(smelt.trace(slope, (torch.ones(3),))(x), slope(x))
+
+
+def test_a_hook_that_runs_on_the_path_back_is_named() -> None:
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        w = x.detach().requires_grad_()
+        y = w * 2
+        y.register_hook(lambda grad: grad + 1)
+        (g,) = torch.autograd.grad(y.sum(), w)
+        return g
+
+    with pytest.raises(smelt.CaptureError, match=r"<lambda> ran while gradients were computed"):
         smelt.trace(slope, (torch.ones(3),))
 
 

@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 
+GRAD_SLOT: Any = getattr(torch._C, "TensorBase", torch.Tensor).grad
+"""The descriptor of `tensor.grad`, which a recording may replace for a while."""
+
 
 def is_leaf(tensor: torch.Tensor) -> bool:
     """`tensor.is_leaf`; False where torch forbids to ask: of a view that was made without gradients, after its base was
@@ -22,6 +25,15 @@ def history(tensor: torch.Tensor) -> Any:
         return tensor.grad_fn
     except RuntimeError:
         return None
+
+
+HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""What a tensor has under these names are the hooks that autograd calls for it; None where there never was one."""
+
+
+def has_hooks(tensor: torch.Tensor) -> bool:
+    """Whether autograd calls somebody's functions when it has a gradient of this tensor."""
+    return any(getattr(tensor, name, None) for name in HOOKS)
 
 
 def gradient(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -2,6 +2,7 @@
 
 from smelt.autodiff.activity import certain_values, detach_islands, hidden_write
 from smelt.autodiff.halves import Halves, extract, halves, state_as_inputs
+from smelt.autodiff.inside import computes_gradients, write_gradients
 from smelt.autodiff.joint import Joint, joint_graph
 from smelt.autodiff.versions import overwritten
 
@@ -9,6 +10,7 @@ __all__ = [
     "Halves",
     "Joint",
     "certain_values",
+    "computes_gradients",
     "detach_islands",
     "extract",
     "halves",
@@ -16,4 +18,5 @@ __all__ = [
     "joint_graph",
     "overwritten",
     "state_as_inputs",
+    "write_gradients",
 ]

@@ -29,6 +29,7 @@ from smelt.capture.build import GraphBuilder
 from smelt.capture.detector import detecting
 from smelt.capture.dynamic.spec import SizeFacts, Spec
 from smelt.capture.events import put_aside
+from smelt.capture.gradients import check_gradients_left
 from smelt.capture.history import Histories, begun_inside, check_classes
 from smelt.capture.inferred import kinds_of
 from smelt.capture.keeping import keeper
@@ -103,6 +104,7 @@ class Captured:
     flags: by source line, what the program read of its tensors that another call may find otherwise.
     has_history: whether autograd has given a result, or a tensor that was there before, a history that follows from
         what is outside: then only the program itself gives the same.
+    spent: outputs whose history the program itself went back through: to do so again is an error.
     autocast, default_dtype: what the run found set.
     asks_modes: whether the program asks for grad or inference mode, or makes inference tensors: it is captured again
         where it is called in other ones.
@@ -137,6 +139,7 @@ class Captured:
     rangers: Sequence[CodeType] = ()
     asks_modes: bool = False
     has_history: bool = False
+    spent: frozenset[int] = frozenset()
     autocast: tuple[tuple[str, torch.dtype], ...] = field(default_factory=autocast)
     default_dtype: torch.dtype = field(default_factory=default_dtype)
 
@@ -224,8 +227,9 @@ def capture(
         odd = begun_inside(tensors, recorder, caller)
         if odd is not None:
             recorder.fail(odd.what, odd.why, odd.fix, "S0104", odd.site)
-        has_history = histories.matter and histories.have_grown(tensors)
+        has_history = histories.matter and histories.have_grown(tensors, recorder.spent)
         check_classes(tensors, recorder)
+        check_gradients_left(recorder, heap)
         arguments = arguments.opened(heap)
         graph, signature = None, None
         if recorder.error is None and tree is not None:
@@ -248,6 +252,7 @@ def capture(
             kinds=kinds_of(tensors, caller), own_backward=recorder.own_backward, flags=recorder.flags, reruns=reruns,
             asks_modes=graph is not None and any(node.mode.startswith("inference") for node in graph.walk()),
             has_history=has_history,
+            spent=frozenset(i for i, tensor in enumerate(tensors) if recorder.spent.has(tensor)),
             **_of_heap(heap, not_put or not_kept),
         )  # fmt: skip
     return native if dynamic is None else _with_symbols(native, fn, args, given, target, dynamic, state)

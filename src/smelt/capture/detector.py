@@ -30,6 +30,7 @@ from smelt._torch.record_patches import (
     is_custom_function_call,
     tensor_base,
 )
+from smelt.capture.gradients import record_backward, record_grad
 from smelt.capture.keeping import keeper
 from smelt.capture.recorder import Recorder
 from smelt.capture.spans import is_smelts, is_users
@@ -325,10 +326,26 @@ def _gradients(original: Any) -> Any:
     """
 
     def grad(*args: Any, **kwargs: Any) -> Any:
-        with below_transforms() if _active() is not None and is_transformed() else contextlib.nullcontext():
+        recorder = _active()
+        if recorder is not None and is_transformed():
+            with below_transforms():
+                return original(*args, **kwargs)
+        if recorder is None or not recorder.is_native:
             return original(*args, **kwargs)
+        return record_grad(recorder, original, args, kwargs)
 
     return grad
+
+
+def _backward(original: Any) -> Any:
+    def backward(*args: Any, **kwargs: Any) -> None:
+        recorder = _active()
+        if recorder is None or not recorder.is_native or is_transformed():
+            original(*args, **kwargs)
+        else:
+            record_backward(recorder, original, args, kwargs)
+
+    return backward
 
 
 class _NestedTensors(TorchFunctionMode):
@@ -392,6 +409,7 @@ def detecting(recorder: Recorder, level: str) -> Iterator[None]:
         stack.enter_context(_patches.replaced(tensor, "__new__", _constructor))
         stack.enter_context(_patches.replaced(torch.autograd.Function, "apply", _own_backward))
         stack.enter_context(_patches.replaced(torch.autograd, "grad", _gradients))
+        stack.enter_context(_patches.replaced(torch.autograd, "backward", _backward))
         stack.enter_context(_patches.replaced(torch, "compile", _compiling))
         stack.enter_context(_patches.replaced(torch.jit, "trace", _opaque("torch.jit.trace")))
         stack.enter_context(_patches.replaced(torch.export, "export", _opaque("torch.export")))

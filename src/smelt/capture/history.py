@@ -20,6 +20,7 @@ from smelt._torch.leaves import history, is_leaf
 from smelt._torch.record_modes import Modes
 from smelt._torch.record_patches import is_plain_tensor_type
 from smelt._torch.shadow import attributes
+from smelt.capture.gradients import Spent
 from smelt.capture.recorder import Recorder
 from smelt.capture.spans import Site
 
@@ -54,12 +55,13 @@ class Histories:
         """Whether one of them requires gradients, so that what follows from it may."""
         return any(requires for _, requires, _ in self._before)
 
-    def have_grown(self, results: Iterable[torch.Tensor]) -> bool:
-        """Whether the run gave a result, or a tensor that was there, a history that it had not.
+    def have_grown(self, results: Iterable[torch.Tensor], spent: Spent) -> bool:
+        """Whether the run gave a result, or a tensor that was there, a history that it had not, and that is not spent.
 
         A view of one of these that was made without gradients requires them as that does, and has none.
         """
         new = (tensor for tensor in results if id(tensor) not in self._known and tensor.requires_grad)
+        new = (tensor for tensor in new if not spent.has(tensor))
         if any(not is_leaf(tensor) or id(tensor._base) not in self._known for tensor in new):
             return True
         return any(

@@ -33,6 +33,7 @@ from smelt.capture.tree import is_called_only
 
 if TYPE_CHECKING:
     from smelt.capture.reads_outer import Outer
+    from smelt.capture.state import Place
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
@@ -71,7 +72,8 @@ class ArgumentHeap:
     """The objects of one call's arguments. opened: ids of those, and of their attribute dicts, known by structure;
     empty where all that is known so are lists, tuples, dicts and dataclasses, and nothing changed.
 
-    only: the places that are to be open, where that is known from another run of the same call. outer: places outside
+    only: the places that are to be open, where that is known from another run of the same call. replaced: of these, the
+        gradients that it read as well. outer: places outside
     the arguments that the run changed. known: by id, what the run reached from outside; outside: ids of arguments
     that it reached from there, too. A call with state has its objects open whether or not this run changes them:
     another way through the program may. filled: tensors that the run put in caches. replaced: places where another
@@ -93,6 +95,7 @@ class ArgumentHeap:
         self.outside: frozenset[int] = frozenset()
         self.filled: list[torch.Tensor] = []
         self.outer: list[Outer] = []
+        self.replaced: list[Place] = []
         self.roots = (args, kwargs)
         self._only, self._replaced = only, replaced
         self._met_again: set[int] = set()

@@ -86,6 +86,8 @@ class Read(NamedTuple):
         "context"   the context variable owner holds value (MISSING: nothing)
         "cached"    the functools.lru_cache owner holds these very tensors (a tuple)
         "loaded"    the dict owner has exactly the keys of value
+        "given"     (getattr(tensor, key) is not None for tensor in the tuple owner) are value
+        "hooked"    whether autograd calls hooks for any tensor of the tuple owner is value
         "array"     the NumPy array owner has (dtype, shape, bytes) of value
     label: a readable expression, or None where `namer` finds one from how `holder` was reached.
     site: the user's code that read it.
@@ -295,8 +297,17 @@ def facts_of(roots: Roots) -> list[Read]:
     """All that must hold again, each place once."""
     classifier = _Classifier(roots)
     for place, (container, copy, site) in roots.copies.items():
-        if place not in roots.arguments and place not in roots.opened:
-            classifier.add("content", container, None, copy, (container, "", MISSING, site))
+        if place in roots.arguments or place in roots.opened:
+            continue
+        raw = (container, "", MISSING, site)
+        if place not in roots.state_spaces or not isinstance(copy, dict):
+            classifier.add("content", container, None, copy, raw)
+            continue
+        # Some of its entries are arguments.
+        classifier.add("loaded", container, None, frozenset(copy), raw)
+        for key, value in copy.items():
+            if (place, key) not in roots.state:
+                classifier.add("item", container, key, value, raw)
     for module, site in roots.modules:
         classifier.module(module, site)
     for raw in roots.raw:

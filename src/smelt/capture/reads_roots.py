@@ -26,6 +26,7 @@ import torch
 from smelt._torch.annotations import NAMES as ANNOTATIONS
 from smelt._torch.exact import MISSING, contents
 from smelt._torch.labels import key_labels
+from smelt._torch.leaves import GRAD_SLOT
 from smelt._torch.lru import LRU_CACHE, cached_tensors, has_tensor, results_of, table_of
 from smelt.capture.events import watched
 from smelt.capture.fills import Fills
@@ -34,7 +35,7 @@ from smelt.capture.reads_arguments import ArgumentHeap, argument_parts
 from smelt.capture.reads_effects import DRAWS, LOCKS, file_kind, is_builtin_module, reads_all
 from smelt.capture.reads_facts import Change, RawRead, Read, Site, Store, changes_of, facts_of, state_path
 from smelt.capture.reads_library import Loggers, RawAsks, hold_error, hold_factory, site_of
-from smelt.capture.reads_outer import State, broken_state, changed_state, outer_writes, state_places
+from smelt.capture.reads_outer import Outer, State, broken_state, changed_state, outer_writes, state_places
 from smelt.capture.reads_patch import ClassPatches
 from smelt.capture.reads_scan import (
     NAMES,
@@ -807,12 +808,18 @@ class Roots:
             if generator is not PYTHONS and generator.getstate() != state:
                 self.refusals.append((DRAWS, self.name(id(generator)), site))
         self._hold_results()
-        for fact in (*self._tensors.facts(self._names, self.passed, self.name), *self._loggers.facts(self._names)):
+        given = {id(place.space) for place in self.state.values() if place.key is GRAD_SLOT}
+        unseen = {*self.passed, *given}
+        gradients = [Outer(*found) for found in (() if self.heap is None else self._tensors.new_gradients(unseen))]
+        put = {id(outer.place.space) for outer in gradients}
+        of_tensors = self._tensors.facts(self._names, self.passed, self.name, put, given)
+        for fact in (*of_tensors, *self._loggers.facts(self._names)):
             self.facts.setdefault((fact.kind, id(fact.owner), fact.key), fact)
         for text, site in self._tensors.attributes_of(self._names, self.passed):
             self.refusals.append(("reads an attribute of an argument that is not a field", text, site))
-        of_tensors = list(self._tensors.changes())
-        changes = [*changes_of(self), *of_tensors]
+        are_put = {(number, "grad") for number in (*put, *given)}
+        tensor_changes = [change for change in self._tensors.changes() if change.spot not in are_put]
+        changes = [*changes_of(self), *tensor_changes]
         if self.heap is None:
             return facts_of(self), changes, []
         self.heap.close(self._met_outside)
@@ -820,8 +827,8 @@ class Roots:
         self.opened = self.heap.opened
         only_written = outer_writes(self)
         self.outer = {(id(outer.place.owner), outer.place.key) for outer in only_written}
-        self.heap.outer = [*only_written, *changed_state(self)]
-        kept = [*changes_of(self), *of_tensors] if self.opened or self.outer else changes
+        self.heap.outer = [*only_written, *changed_state(self), *gradients]
+        kept = [*changes_of(self), *tensor_changes] if self.opened or self.outer else changes
         kept.extend(broken_state(self))
         if kept:
             self.new_state, without = state_places(self, kept)

@@ -8,17 +8,18 @@ that it is another afterwards is always a change.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from smelt._torch.exact import MISSING, same
-from smelt._torch.leaves import gradient, is_leaf
+from smelt._torch.leaves import GRAD_SLOT, gradient, is_leaf
 from smelt.capture.reads_effects import file_kind
 from smelt.capture.reads_facts import Change, Read
 from smelt.capture.reads_values import raw_lookup
+from smelt.capture.state import Place
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -99,8 +100,45 @@ class TensorMarks:
             if not same(met.own, own):
                 yield Change((id(tensor), None), f"the attributes of {met.name()}", met.own, own, met.site)
 
-    def facts(self, names: Collection[str], passed: Collection[int], namer: Callable[[int], str]) -> Iterator[Read]:
-        """What must hold again, of what these names could have read; passed: ids of arguments, others at each call."""
+    def new_gradients(self, without: Collection[int]) -> Iterator[tuple[Place, Any, Any]]:
+        """Where a run has left another gradient: what was there before it, and what is there now.
+
+        without: ids of tensors that are not looked at: arguments, and those whose gradients are.
+        """
+        for met in self._met.values():
+            now = gradient(met.tensor)
+            if now is not met.grad and id(met.tensor) not in without:
+                yield Place("slot", met.tensor, GRAD_SLOT, f"{met.name()}.grad", None, met.site), met.grad, now
+
+    def _of_gradients(self, names: Collection[str], put: Collection[int], passed: Collection[int]) -> Iterator[Read]:
+        """Facts of all tensors at once: which of those whose gradient is put had one, and that no hook is called."""
+        met = [met for met in self._met.values() if id(met.tensor) not in passed]
+        changed = [one for one in met if id(one.tensor) in put]
+        if changed:
+            had = tuple(one.grad is not None for one in changed)
+            yield self._of_all("given", changed, "grad", had, "whether there are gradients")
+        if "backward" in names:
+            leaves = [one for one in met if one.requires_grad]
+            yield self._of_all("hooked", leaves, None, False, "hooks on tensors")
+
+    def _of_all(self, kind: str, met: Sequence[_Met], key: Any, value: Any, label: str) -> Read:
+        tensors = tuple(one.tensor for one in met)
+        return Read(kind, tensors, key, value, met[0].site if met else None, label, tensors, lambda number: label)
+
+    def facts(
+        self,
+        names: Collection[str],
+        passed: Collection[int],
+        namer: Callable[[int], str],
+        put: Collection[int] = (),
+        given: Collection[int] = (),
+    ) -> Iterator[Read]:
+        """What must hold again, of what these names could have read; passed: ids of arguments, others at each call.
+
+        put: ids of tensors whose gradients are put at each call, so that only whether they have one can be read; given:
+        of those whose gradients are arguments.
+        """
+        yield from self._of_gradients(names, put, passed)
         for met in self._met.values():
             tensor = met.tensor
             if id(tensor) in passed:
@@ -108,7 +146,7 @@ class TensorMarks:
             for flag, ask in _FLAGS.items():
                 if flag in names:
                     yield self._fact(met, "attr", tensor, flag, ask(tensor), namer)
-            if "grad" in names:
+            if "grad" in names and id(tensor) not in put and id(tensor) not in given:
                 yield self._fact(met, "attr", tensor, "grad", gradient(tensor), namer)
             for key, value in met.own.items():
                 if key in names:

@@ -32,6 +32,7 @@ from smelt._torch.storage import is_zero, nbytes_spanned
 from smelt.capture.dynamic.dims import sized_type
 from smelt.capture.events import watched
 from smelt.capture.fills import is_filling
+from smelt.capture.gradients import Spent
 from smelt.capture.nested import NAMES as NESTED
 from smelt.capture.nested import NestedTensors
 from smelt.capture.opinfo import OpInfo, expectation, op_info
@@ -176,6 +177,8 @@ class Recorder:
     is_unseen: something may have been written where it is not seen: by torch's own compilers and tracers, by other
         processes, through memory that Python got, or by an operator that raised.
     own_backward: the first `torch.autograd.Function` that ran, if any: its gradient is no operator's.
+    spent: the histories that the program itself went back through. leaves: those that got gradients there, by id, with
+    the gradients that they had.
     """
 
     is_native: ClassVar[bool] = True  # the run is on tensors with data, and its answer is the program's
@@ -196,6 +199,8 @@ class Recorder:
     is_unseen: bool = False
     drew_for_cache: bool = False
     kept: dict[Slot, tuple[int, StateSlot]] = field(default_factory=dict)
+    spent: Spent = field(default_factory=Spent)
+    leaves: dict[int, tuple[torch.Tensor, Any]] = field(default_factory=dict)
     lent: list[tuple[torch.Tensor, torch.Tensor, str, Site | None]] = field(default_factory=list)
     _dtype: torch.dtype = field(default_factory=default_dtype)
     regions: Regions = field(default_factory=Regions)

@@ -31,7 +31,7 @@ from smelt.compiler.call_profile import Look, Sight
 from smelt.compiler.collector import full_collections_later
 from smelt.compiler.compiled_inputs import ON_META, first_unsupported, grad_witness, tensors_in
 from smelt.compiler.compiled_original import Original
-from smelt.compiler.compiled_state import StateCalls, UnderWay
+from smelt.compiler.compiled_state import StateCalls, UnderWay, number_places
 from smelt.compiler.compiled_table import STORM_LIMIT, Table
 from smelt.compiler.compiled_types import (
     Entry,
@@ -246,6 +246,8 @@ class Builds:
         return refused >= SPLIT_LIMIT or self._guarded >= STORM_LIMIT
 
     def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
+        if self._frees_numbers():
+            return self._original.run(BEGAN_WITHOUT, args, kwargs, is_fault=False)
         look = self._look(args, kwargs)
         self._attempts.kinds = look.call.kinds
         cause = self._table.note_misses(args, kwargs)
@@ -371,6 +373,8 @@ class Builds:
             return
         self._changes_nothing = self.state is None and failure is None
         if entry is not None and PARTLY in getattr(entry, "why_paths", "") and self._takes_written(program):
+            return
+        if failure is not None and self._takes_replaced(program):
             return
         if (failure is not None or entry is None) and self.state is not None:
             self._give_up_state()
@@ -567,6 +571,33 @@ class Builds:
         self._states += 1
         self._set_state(StateCalls((*self._places, *places)))
         self._original.count(f"its state is being found out: it changes {places[0].name}")
+        return True
+
+    def _takes_replaced(self, program: ObservedProgram) -> bool:
+        """Whether gradients that the run read, and replaced, are state from now on."""
+        places = [] if program.heap is None else program.heap.replaced
+        if not places or not self._may_have_state or self._states >= STATE_LIMIT:
+            return False
+        self._states += 1
+        self._set_state(StateCalls((*self._places, *places)))
+        self._original.count(f"its state is being found out: it changes {places[0].name}")
+        return True
+
+    def _frees_numbers(self) -> bool:
+        """Whether numbers that somebody has set in a dictionary (a learning rate) are arguments from now on.
+
+        They were part of what was compiled, and nothing else in that dictionary is different.
+        """
+        if not self._may_have_state or self._states >= STATE_LIMIT:
+            return False
+        known = {place.spot for place in self._places}
+        tests = (row.guards.changed_fact() for row in self._table.rows if row.entry is not None)
+        places = [place for test in tests if test is not None for place in number_places(test)]
+        places = list({place.spot: place for place in places if place.spot not in known}.values())
+        if not places:
+            return False
+        self._states += 1
+        self._set_state(StateCalls((*self._places, *places)))
         return True
 
     def _give_up_state(self) -> None:

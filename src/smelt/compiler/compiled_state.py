@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Any, Final
 
 from smelt.capture.state import STATE, Place, reader
+from smelt.runtime.guard_facts import FactTest
 
 SLOT = "_smelt_dispatcher"
 _WAIT_S: Final = 2.0  # for other calls, which may wait for this one
@@ -141,3 +142,23 @@ class UnderWay:
 
 class StateGone(Exception):
     """A place of the state holds nothing."""
+
+
+def number_places(changed: FactTest) -> list[Place]:
+    """Where a dictionary of the user's holds other floats than it did; nothing where more of it is different."""
+    read, before = changed.read, changed.seen
+    now = read.owner
+    if read.holder is not now:
+        return []  # an attribute, whose owner looks it up
+    if changed.kind == "item" and type(now) is dict and _is_other_float(before, now.get(read.key)):
+        names = [read.key]
+    elif changed.kind == "content" and type(now) is dict and type(before) is dict and list(now) == list(before):
+        different = [key for key, value in before.items() if now[key] is not value and now[key] != value]
+        names = different if all(_is_other_float(before[key], now[key]) for key in different) else []
+    else:
+        names = []
+    return [Place("entry", now, name, f"{changed.name}[{name!r}]") for name in names if type(name) is str]
+
+
+def _is_other_float(before: Any, now: Any) -> bool:
+    return type(before) is float and type(now) is float

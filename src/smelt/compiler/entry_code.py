@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from smelt._torch.inference_kind import of_kind
+from smelt._torch.spent_history import with_spent_history
 from smelt.capture import Signature
 from smelt.capture.tree import ConstantLeaf, Container, TensorLeaf, Tree, assembled
 from smelt.codegen.lower import Lowered
@@ -23,6 +24,7 @@ from smelt.codegen.lower.result import (
     OutputRecipe,
     Plain,
     Same,
+    Spent,
     StateName,
     ViewOf,
     view_of,
@@ -133,6 +135,7 @@ class _Result:
             "assembled": assembled,
             "lookup": lookup,
             "of_kind": of_kind,
+            "spent": with_spent_history,
             "view_of": view_of,
             "new_tuple": tuple.__new__,
         }
@@ -149,7 +152,7 @@ class _Result:
         match tree:
             case TensorLeaf(index):
                 recipe = self.outputs[index]
-                if isinstance(recipe, (ViewOf, OfKind)) and index in self._made_here:
+                if isinstance(recipe, (ViewOf, OfKind, Spent)) and index in self._made_here:
                     raise _NoCode  # it is made once, and stands in several places
                 self._made_here.add(index)
                 return self._output(recipe)
@@ -185,6 +188,8 @@ class _Result:
                 return f"results[{index}]"
             case OfKind(recipe=Fresh(index=index), inference=inference):
                 return f"of_kind(results[{index}], {inference})"
+            case Spent(recipe=Fresh(index=index)):
+                return f"spent(results[{index}])"
             case Same(source=source):
                 return self._source(source)
             case ViewOf():

@@ -28,7 +28,8 @@ def has_history(
         return value.name in inputs if value.node is None else (value.node.op, value.node.args[0]) in state
 
     flow = gradient_flow(captured.graph, requires, is_enabled)
-    return flow.leaves_some or any(has and i not in captured.returned for i, has in enumerate(flow.outputs))
+    known = captured.spent | captured.returned.keys()
+    return flow.leaves_some or any(has and i not in known for i, has in enumerate(flow.outputs))
 
 
 def has_history_on_other_ways(captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from smelt._torch import versions
+from smelt.autodiff import computes_gradients, detach_islands, write_gradients
 from smelt.codegen.lower.merging import merging_pays
 from smelt.codegen.lower.narrowing import narrowing_pays
 from smelt.diag import Options, SmeltError
@@ -24,6 +25,7 @@ from smelt.passes.early_expects import early_expects
 from smelt.passes.elide_copies import elide_copies
 from smelt.passes.expand_layers import expand_layers
 from smelt.passes.explicit_casts import explicit_casts
+from smelt.passes.fit_numbers import fit_numbers
 from smelt.passes.fold import fold
 from smelt.passes.fold_batch_norm import fold_batch_norm
 from smelt.passes.functionalize import functionalize
@@ -79,6 +81,7 @@ OPTIMIZED: tuple[Pass, ...] = (
     hoist_invariants,
     cse,
     dce,
+    fit_numbers,
     # Last: they decide nothing but when things happen.
     order,
     early_expects,
@@ -129,6 +132,12 @@ def functional_graph(
     # Nothing downstream understands a graph that still mutates in place, so this part is never cut short.
     context = PassContext(entangled=entangled, sizes=sizes)
     reports = run_passes(graph, FUNCTIONAL, context, check=options.verify, dump=options.dump)
+    if computes_gradients(graph):
+        if any("autocast" in node.mode for node in graph.walk()):
+            # Of a product in another dtype the gradient is that of the casts, too.
+            detach_islands(graph)
+            reports = (*reports, *run_passes(graph, (explicit_casts,), context, check=options.verify))
+        write_gradients(graph)
     return graph, reports
 
 

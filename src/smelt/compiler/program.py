@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 
 from smelt._torch.autocast import cleared, is_kept, keeps_casts
 from smelt._torch.state import autocast, default_dtype, is_grad_enabled, is_inference
-from smelt.autodiff import hidden_write, joint_graph
+from smelt.autodiff import computes_gradients, hidden_write, joint_graph
 from smelt.capture import Captured, capture, is_capturing
 from smelt.capture.kept_casts import KeptCast
 from smelt.capture.sharing import entangled
@@ -446,6 +446,8 @@ class Program(torch.nn.Module):
         # The raw graph has the program's own in-place operations and views, so gradients, aliases and other dtypes come
         # out as in eager.
         assert unit.captured.graph is not None
+        if computes_gradients(unit.captured.graph):
+            return self._source(*args, **kwargs)  # of fake histories, and of none, autograd gives no gradients
         if unit.captured.reruns:
             # An operator that raises would have written by then what the program writes once more.
             return self._source(*args, **kwargs)

@@ -22,7 +22,7 @@ from smelt.codegen.llvm.executor import executor_object
 from smelt.codegen.lower import Lowered, lower
 from smelt.codegen.lower.packs import packs
 from smelt.codegen.lower.report import Report
-from smelt.codegen.lower.result import Either, Fresh, OfKind, Same, StateName
+from smelt.codegen.lower.result import Either, Fresh, OfKind, Same, Spent, StateName
 from smelt.compiler import kept_plans
 from smelt.compiler.compiled_types import Undelivered
 from smelt.compiler.copies import copies_of
@@ -556,6 +556,10 @@ def with_very_tensors(lowered: Lowered, captured: Captured) -> Lowered:
         recipe = outputs[number]
         if isinstance(recipe, (Fresh, Either)):
             outputs[number] = OfKind(recipe, inference)
+    for number in captured.spent:
+        recipe = outputs[number]
+        if isinstance(recipe, (Fresh, Either)):
+            outputs[number] = Spent(recipe)
     return replace(lowered, outputs=tuple(outputs))
 
 

@@ -252,6 +252,10 @@ def _aliases(node: Node) -> tuple[tuple[Value, ...], ...]:
     if node.op == "write":
         return (tuple(values_in(node.args[0])),)
     if node.op == "unpack":
+        source = node.args[0]
+        made = python_op(source.node.op) if isinstance(source, Value) and source.node is not None else None
+        if made is not None and made.is_fresh:
+            return tuple(() for _ in node.results)
         return tuple(tuple(values_in(node.args[0])) for _ in node.results)
     if node.op in _CONTROL:
         outside = tuple(v for v in node.operands() if may_hold_tensor(v.type))
@@ -259,6 +263,9 @@ def _aliases(node: Node) -> tuple[tuple[Value, ...], ...]:
         return tuple(outside + yielded if may_hold_tensor(r.type) else () for r in node.results)
     found = overload(node.op)
     if found is None:
+        python = python_op(node.op)
+        if python is not None and python.is_fresh:
+            return tuple(() for _ in node.results)
         holders = tuple(v for v in operand_values(node.args, node.kwargs) if may_hold_tensor(v.type))
         return tuple(holders if may_hold_tensor(r.type) else () for r in node.results)
     if _is_always_fresh(found) or scalar_read(node.op) is not None or is_copied(node, alias_of):

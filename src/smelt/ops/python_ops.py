@@ -23,10 +23,11 @@ from smelt.ops.called import as_called
 from smelt.ops.index_words import words_of_brackets
 from smelt.ops.python_calls import call, exception_of, rebuilt
 from smelt.ops.python_draws import KEYWORDS, draw
+from smelt.ops.python_numbers import FITS, fits
 from smelt.ops.python_warnings import warn
 from smelt.ops.registry import overload
+from smelt.ops.torch_gradients import GRADIENT, gradient, types_of_gradient, types_of_vjp, vjp
 from smelt.ops.torch_gradients import NAME as VJP
-from smelt.ops.torch_gradients import types_of_vjp, vjp
 
 written = threading.local()
 """How many pieces of text `py.print` gave to `stdout` and `stderr` in this thread."""
@@ -41,8 +42,8 @@ class PyOp:
     """One operator. least, most: how many positional arguments it takes (most None: any number).
 
     run: what it computes. result: the types of its results as far as its operands tell. throws: whether these operands
-    may make it raise. io: whether it acts on the world. rng: whether it draws random numbers. keywords: the keyword
-    arguments it takes.
+    may make it raise. io: whether it acts on the world. rng: whether it draws random numbers. is_fresh: whether the
+    tensors in its results have memory of their own. keywords: the keyword arguments it takes.
     """
 
     name: str
@@ -55,6 +56,7 @@ class PyOp:
     keywords: frozenset[str] = frozenset()
     results: int = 1
     rng: bool = False
+    is_fresh: bool = False
 
     @property
     def is_pure(self) -> bool:
@@ -249,7 +251,9 @@ PYTHON_OPS: tuple[PyOp, ...] = (
         keywords=frozenset(("cause", "cause_args", "fields")),
     ),
     PyOp("py.assert", _assert, types.nothing, _ALWAYS, 1, 2, results=0),
+    PyOp(FITS, fits, types.always_float, _ALWAYS, 2, 2),
     PyOp(VJP, vjp, types_of_vjp, _ALWAYS, 4, None),
+    PyOp(GRADIENT, gradient, types_of_gradient, _ALWAYS, 3, 3, is_fresh=True, keywords=frozenset(("create_graph",))),
     PyOp("py.raised", _raised, types.always_str, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS),
     PyOp("py.attempt", _attempt, types.texts, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS | {"indexed"}),
 )  # fmt: skip

@@ -14,6 +14,7 @@ from smelt.ir import INT, Arg, Node, Region, TensorType, TupleType, Type, Value
 from smelt.ir.dims import Dim, Sym, SymExpr
 from smelt.ir.sizes import Size
 from smelt.ops.catalogue import record_of
+from smelt.ops.python_numbers import FITS
 from smelt.ops.record import Trait
 from smelt.ops.registry import by_overload, read, tags_of
 from smelt.ops.sets import bases_where
@@ -155,6 +156,7 @@ def _fits_unknown(node: Node, found: Any) -> bool:
     base = _base(found)
     tensors = [v for v in node.operands() if isinstance(v.type, TensorType)]
     numbers = [v for v in node.operands() if not isinstance(v.type, TensorType) and not _is_known(v)]
+    numbers = [v for v in numbers if not _is_checked(v, node)]
     if base == "select":
         return _is_in_range(node)
     if base == "slice":
@@ -167,6 +169,20 @@ def _fits_unknown(node: Node, found: Any) -> bool:
     if numbers or not tensors:
         return False
     return base in _ANY_TENSOR or (base in _ANY_SIZES and len(tensors) == 1 and _rank(tensors[0]) is not None)
+
+
+def _is_checked(number: Value, node: Node) -> bool:
+    """Whether a number was found to be in the range of the node's elements."""
+    made = number.node
+    if made is None or made.op != FITS:
+        return False
+    return all(str(v.type.dtype) == made.args[1] for v in node.operands() if isinstance(v.type, TensorType))
+
+
+@by_overload
+def looks_at_range(found: Any) -> bool:
+    """Whether a pointwise overload raises for a number that is beyond the range of its elements."""
+    return _is_pointwise(found) and _base(found) not in _ANY_NUMBER and _base(found) not in _DIVISIONS
 
 
 def _nth(node: Node, index: int, default: Arg) -> Arg:

@@ -4,6 +4,10 @@
     %4: (f32[4],) = py.vjp("aten.sum.dim_IntList", [0], [%g], ["dtype"], %x, [0], f32)
 
 The operator runs again, and autograd goes back through it. Of a gradient by `py.vjp` the gradient is one, too.
+
+`py.gradient`: the gradient of what the program computed so far, as `backward()` and `autograd.grad` give it.
+
+    %7: (f32[8, 4],) = py.gradient([%loss], [None], [%weight])
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from smelt.ops.called import as_called
 from smelt.ops.registry import overload
 
 NAME = "py.vjp"
+GRADIENT = "py.gradient"
 
 
 def vjp(
@@ -84,6 +89,26 @@ def _with(args: Sequence[Any], given: Sequence[Any]) -> list[Any]:
         return [swapped(a) for a in arg] if isinstance(arg, (list, tuple)) else arg
 
     return list(map(swapped, args))
+
+
+def gradient(
+    roots: Sequence[torch.Tensor], grads: Sequence[Any], wrt: Sequence[torch.Tensor], *, create_graph: bool = False
+) -> list[torch.Tensor]:
+    """The gradients of `roots` by `wrt`, added up; grads: those of the roots, None for a one.
+
+    Of a graph that runs under autograd; else the gradients are written out in it (`autodiff.with_gradients`).
+    """
+    found = torch.autograd.grad(
+        roots, wrt, grads, retain_graph=True, create_graph=create_graph, materialize_grads=True
+    )  # fmt: skip
+    return list(found)
+
+
+def types_of_gradient(args: Sequence[Arg]) -> tuple[Type, ...]:
+    """One tuple of the types of what the gradients are by."""
+    types = [v.type for v in values_in(args[2])]
+    made = [TensorType(t.dtype, t.shape, None, t.device) for t in types if isinstance(t, TensorType)]
+    return (TupleType(tuple(made)) if len(made) == len(types) else ANY,)
 
 
 def types_of_vjp(args: Sequence[Arg]) -> tuple[Type, ...]:

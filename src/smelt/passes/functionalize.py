@@ -29,6 +29,7 @@ from smelt.passes.diagonals import fill_diagonals
 from smelt.passes.fresh_outs import fill_fresh_outs
 from smelt.passes.functional_plan import Plan, Step, plan_of, step_of
 from smelt.passes.identities import settle
+from smelt.passes.lists_apart import take_lists_apart
 from smelt.passes.made_views import view_made_tensors
 from smelt.passes.mutations import Mutation
 from smelt.passes.parents import parent_of
@@ -41,6 +42,7 @@ def _run(graph: Graph, context: PassContext) -> bool:
     settle(rewriter)
     view_made_tensors(rewriter)
     emit = emitter(rewriter)
+    take_lists_apart(rewriter, emit)
     fill_fresh_outs(rewriter, emit)
     fill_diagonals(rewriter, emit)
     plan = plan_of(graph, context.entangled)

@@ -51,7 +51,7 @@ from smelt.runtime.table import (
     GRAD_CELLS,
     HEADER_WORDS,
     PARALLEL,
-    SIGNAL_CELLS,
+    PROCESS_CELLS,
     Cell,
     Launched,
     Op,
@@ -175,7 +175,7 @@ class _Encoder(BlockRecords):
     def prologue(self) -> None:
         """Addresses of what is there before the first instruction."""
         cells = self.frame.cells
-        for cell, name in SIGNAL_CELLS:
+        for cell, name in PROCESS_CELLS:
             cells[cell] = c_function(name) or 0
         if any(block.is_loop for block in self.blocks.blocks):
             cells[Cell.CLOCK] = c_function("clock_gettime") or 0

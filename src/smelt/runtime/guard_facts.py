@@ -32,6 +32,7 @@ import torch
 from smelt._torch.annotations import annotation_held
 from smelt._torch.exact import MISSING, contents, same, same_contents, still
 from smelt._torch.labels import key_labels
+from smelt._torch.leaves import has_hooks
 from smelt._torch.lru import cached_tensors, still_cached
 from smelt._torch.record_patches import TRACKS
 from smelt.diag import Span
@@ -86,6 +87,8 @@ _NOW: dict[str, Callable[[Any, Any], Any]] = {
     "context": lambda owner, _: owner.get(MISSING),
     "cached": lambda owner, _: cached_tensors(owner),
     "loaded": lambda owner, _: frozenset(owner),
+    "given": lambda owner, key: tuple(getattr(tensor, key) is not None for tensor in owner),
+    "hooked": lambda owner, _: any(map(has_hooks, owner)),
     "array": lambda owner, _: (owner.dtype, owner.shape, owner.tobytes()),
 }
 
@@ -154,7 +157,7 @@ class FactTest:
         now = self.now()
         if kind in ("object", "module"):  # the very dicts that the other facts look into
             return all(a is b for a, b in zip(now[:2], seen[:2], strict=True)) and _same_tables(now[2:], seen[2:])
-        if kind in ("array", "loaded"):
+        if kind in ("array", "given", "hooked", "loaded"):
             return bool(now == seen)
         if kind in ("class", "special"):
             return same_contents(now, seen, self.alike)

@@ -274,6 +274,11 @@ class GuardSet:
         changed = None if self.constants.unchanged() else self.constants.first_changed()
         return None if changed is None else index + len(self.facts.tests) + changed
 
+    def changed_fact(self) -> FactTest | None:
+        """The first fact of what was read outside the arguments that does not hold any more."""
+        failed = self.facts.first_failed()
+        return None if failed is None else self.facts.tests[failed]
+
     @cached_property
     def _compiled_tests(self) -> list[Any]:
         return [compile(test.code, "<smelt guard>", "eval") for test in self._arguments.tests]

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from smelt._torch.inference_kind import of_kind
+from smelt._torch.spent_history import with_spent_history
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,14 @@ class OfKind:
     inference: bool
 
 
-OutputRecipe: TypeAlias = Fresh | Number | Same | ViewOf | Plain | Either | OfKind
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What the run makes, with a history that the program itself has gone back through."""
+
+    recipe: Fresh | Either
+
+
+OutputRecipe: TypeAlias = Fresh | Number | Same | ViewOf | Plain | Either | OfKind | Spent
 
 Lookup: TypeAlias = Callable[[str, str], torch.Tensor]
 """(kind, path) -> the tensor; kind is "param", "buffer" or "captured"."""
@@ -117,13 +125,17 @@ def rebuilt(
     outputs: list[Any] = []
     views: dict[int, torch.Tensor] = {}
     for wanted in recipes:
-        recipe = wanted.recipe if isinstance(wanted, OfKind) else wanted
+        recipe = wanted.recipe if isinstance(wanted, (OfKind, Spent)) else wanted
         if isinstance(recipe, Either):
             recipe = recipe.options[results[recipe.which]]
         match recipe:
             case Fresh(index=index):
                 made = results[index]
-                outputs.append(of_kind(made, wanted.inference) if isinstance(wanted, OfKind) else made)
+                if isinstance(wanted, OfKind):
+                    made = of_kind(made, wanted.inference)
+                elif isinstance(wanted, Spent):
+                    made = with_spent_history(made)
+                outputs.append(made)
             case Number(index=index):
                 outputs.append(results[index])
             case Same(source=source):

@@ -132,6 +132,8 @@ class Arith(IntEnum):
     F_BOOL = 39
     F_SQRT = 40  # of what is less than 0
     B_NOT = 41
+    F_IN_F32 = 43  # finite, and beyond floats of 32 bits
+    F_POW = 42  # of what is not above 0, of infinities and nan; results beyond all floats
 
 
 class Element(IntEnum):
@@ -222,6 +224,7 @@ class Cell(IntEnum):
     STEPPED = 52
     AUTOCAST_GET = 53
     AUTOCAST_SET = 54
+    POW = 55
     FIRST = 56
 
 
@@ -273,11 +276,12 @@ FUNCTION_CELLS: tuple[tuple[Cell, str], ...] = (
     (Cell.GET_DATA, "aoti_torch_get_data_ptr"),
     (Cell.PARALLEL, PARALLEL),
 )
-SIGNAL_CELLS: tuple[tuple[Cell, str], ...] = (
+PROCESS_CELLS: tuple[tuple[Cell, str], ...] = (
     (Cell.GIL_TAKE, "PyGILState_Ensure"),
     (Cell.GIL_GIVE, "PyGILState_Release"),
     (Cell.CHECK_SIGNALS, "PyErr_CheckSignals"),
     (Cell.FETCH_ERROR, "PyErr_Fetch"),
+    (Cell.POW, "pow"),
 )
 GRAD_CELLS: tuple[tuple[Cell, str], ...] = (
     (Cell.GRAD_GET, "aoti_torch_grad_mode_is_enabled"),

@@ -25,6 +25,7 @@ from smelt.ir import (
     contiguous_strides,
 )
 from smelt.ir.dims import size_of
+from smelt.ops.torch_gradients import GRADIENT
 
 _MADE_BEFORE = (*STATE_OPS, "const")
 _NUMBERS = ("py.", "aten.sym_")
@@ -114,7 +115,7 @@ def _is_straight(graph: Graph) -> bool:
 
 def _operators(graph: Graph) -> Iterator[Node]:
     for node in graph.walk():
-        if node.op not in _MADE_BEFORE and not node.op.startswith(_NUMBERS):
+        if node.op == GRADIENT or (node.op not in _MADE_BEFORE and not node.op.startswith(_NUMBERS)):
             yield node
 
 

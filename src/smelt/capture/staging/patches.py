@@ -455,14 +455,27 @@ def _index(session: Any, value: Any) -> Any:
     return int(value) if _is_place(value) and not (is_staged(value) or is_sized(value)) else value
 
 
-def _backward(original: Any) -> Any:
-    def differentiate(*args: Any, **kwargs: Any) -> Any:
-        session = _session()
-        if session is not None:
-            session.cannot("gradients are computed in the program", "fake tensors have gradients of their own")
-        return original(*args, **kwargs)
+def _differentiating(name: str) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def differentiate(*args: Any, **kwargs: Any) -> Any:
+            session = _session()
+            if session is None:
+                return original(*args, **kwargs)
+            return getattr(session.gradients, name)(session, args, kwargs)
 
-    return differentiate
+        return differentiate
+
+    return make
+
+
+def _grad(original: Any) -> Any:
+    def read(self: Any) -> Any:
+        session = _session()
+        if session is None:
+            return original.__get__(self, type(self))
+        return session.gradients.of(self, lambda: original.__get__(self, type(self)))
+
+    return Getter(original, read)
 
 
 def _print(original: Any) -> Any:
@@ -521,6 +534,10 @@ def _is_of_torch(cls: type, name: str) -> bool:
 
 def _setattr(original: Any) -> Any:
     def setattr_(self: Any, name: str, value: Any) -> None:
+        session = _session() if name == "grad" else None
+        if session is not None and id(self) in session.recorder.roots.entries:
+            session.gradients.put(session, self, value)
+            return
         _stays_as_it_is(self, name, value)
         original(self, name, value)
 
@@ -563,7 +580,7 @@ def answering() -> Iterator[None]:
         "__format__": _text, "__str__": _text, "__contains__": _contains, "__iter__": _iter, "__getitem__": _getitem,
         "__setitem__": _setitem, "is_contiguous": _is_contiguous, "contiguous": _contiguous,
         "storage_offset": _storage_offset, "__setattr__": _setattr, "__delattr__": _delattr,
-        "_base": _base, "_is_view": _is_view, "_version": _version, "requires_grad_": _requires_grad,
+        "grad": _grad, "_base": _base, "_is_view": _is_view, "_version": _version, "requires_grad_": _requires_grad,
         "register_hook": _hooked, "retain_grad": _hooked,
         "register_post_accumulate_grad_hook": _hooked,
     }  # fmt: skip
@@ -573,5 +590,5 @@ def answering() -> Iterator[None]:
         stack.enter_context(_patches.replaced(builtins, "print", _print))
         stack.enter_context(_patches.replaced(warnings, "warn", _warn))
         for name in ("backward", "grad"):
-            stack.enter_context(_patches.replaced(torch.autograd, name, _backward))
+            stack.enter_context(_patches.replaced(torch.autograd, name, _differentiating(name)))
         yield

@@ -28,6 +28,7 @@ from smelt.capture.staging.copies import Copies
 from smelt.capture.staging.cuts import affine_of
 from smelt.capture.staging.examples import Examples
 from smelt.capture.staging.fake_tensors import ShadowRecorder
+from smelt.capture.staging.gradients import Gradients
 from smelt.capture.staging.heap import Snapshot
 from smelt.capture.staging.records import plain_info
 from smelt.capture.staging.settled import Settled
@@ -138,6 +139,7 @@ class Recording:
         # What there was before each branch and loop that runs, and what their variables held.
         self.befores: list[tuple[Snapshot, tuple[Any, ...]]] = []
         self.loops: list[Any] = []  # those being staged, outermost first
+        self.gradients = Gradients(native)
         self.stopped: BaseException | None = None
         self.negations: dict[Slot, Slot] = {}
         self.watch: Watch | None = None

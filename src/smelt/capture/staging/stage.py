@@ -25,6 +25,7 @@ import torch
 from smelt._torch import shadow
 from smelt._torch.dispatch import recording
 from smelt._torch.exact import MISSING
+from smelt._torch.leaves import GRAD_SLOT
 from smelt._torch.light_fake import unmarked
 from smelt._torch.record_modes import caller_modes
 from smelt.capture.captured import Captured, State, _input_names, _name_of, _returned
@@ -53,6 +54,7 @@ from smelt.capture.staging.builder import StagedBuilder
 from smelt.capture.staging.control import StagingRuntime
 from smelt.capture.staging.draws import drawing
 from smelt.capture.staging.functions import Functions
+from smelt.capture.staging.gradients import Gradients
 from smelt.capture.staging.handlers import is_catchable
 from smelt.capture.staging.heap import Snapshot
 from smelt.capture.staging.merge import Merger
@@ -368,9 +370,11 @@ class _Run:
         try:
             args, kwargs = self.call
             session.picked.clear()
+            session.gradients.begin()
             # What it sets of context variables is set in a context of its own.
             result = copy_context().run(self.fn, *args, **kwargs)
             check_unchanged(session)
+            session.gradients.check_left(session)
             changes = self.snapshot.changes()
             session.copies.check_left([result, *(change.new for change in changes.values())], self._was_there)
             return Outcome(result, changes)
@@ -409,7 +413,7 @@ class _Run:
         else:
             flattener = After(heap, check, given.containers, lambda value: stand_in(value, stand_ins, session))
             flattener.key = as_key
-            tree, puts = self._left(heap, outcome, flattener)
+            tree, puts = self._left(heap, outcome, flattener, session.gradients)
         slots = [stand_ins.get(id(t)) or recorder.slot_of(t) for t in flattener.tensors]
         for slot in slots:
             if slot.kind == "unknown":
@@ -440,6 +444,7 @@ class _Run:
             self.title, None, graph, signature, state, None, self.native.conversions, (), "entry", self.caller,
             self.roots, {}, shared, _returned(flattener.tensors, given.tensors, state),
             facts, self.native.opened, outer=self.native.outer, kinds=kinds, own_backward=self.native.own_backward,
+            spent=self.native.spent,
             reruns=session.has_caught, is_way=AS_NATIVE in session.whole, asks_modes=self.native.asks_modes,
         )  # fmt: skip
 
@@ -456,7 +461,7 @@ class _Run:
         heap.outer.extend(Outer(place, held_at(place), MISSING) for place in places.values())
         return heap
 
-    def _left(self, heap: ArgumentHeap, outcome: Outcome, after: After) -> tuple[Tree, Puts]:
+    def _left(self, heap: ArgumentHeap, outcome: Outcome, after: After, gradients: Gradients) -> tuple[Tree, Puts]:
         """The structure of the result, and of what all ways leave in the arguments' objects. Raises: CannotStage."""
         heap.known = {**dict.fromkeys(self.native.known), **heap.by_id}
         try:
@@ -464,7 +469,8 @@ class _Run:
                 if heap.takes(change.container, change.key):
                     change.put(change.new)
             heap.close()
-            heap.outer = [found for outer in heap.outer if (found := _after(outer)) is not None]
+            left = [_after(outer, gradients) for outer in heap.outer]
+            heap.outer = [outer for outer in left if outer is not None]
             if any(outer.after is MISSING for outer in heap.outer):
                 raise CannotStage("an attribute is set on some paths only", "it would be deleted on others", None)
             return after.flatten(outcome.value, "result"), after.puts()
@@ -478,9 +484,10 @@ def _may_have_loops(whole: Collection[object], known: object) -> bool:
     return any(isinstance(key, tuple) and len(key) == 3 and key not in kept for key in (*whole, known))
 
 
-def _after(outer: Outer) -> Outer | None:
+def _after(outer: Outer, gradients: Gradients) -> Outer | None:
     """A place with what all ways leave there; None where they leave what was there."""
-    held = outer.place.read()
+    place = outer.place
+    held = gradients.of(place.space, place.read) if place.key is GRAD_SLOT else place.read()
     if not outer.place.is_appended:
         return replace(outer, after=held) if held is not outer.before else None
     if type(held) is not Appending:

@@ -53,6 +53,7 @@ from smelt.codegen.kernels.sizes import at_most
 from smelt.codegen.lower.geometry import Geometry
 from smelt.ir import Arg, DType, Node, TensorType, Value
 from smelt.ir.sizes import equals, is_one, is_symbolic, is_whole
+from smelt.ops.python_numbers import FITS
 from smelt.ops.registry import arguments_of, schema_of
 
 Rule: TypeAlias = "Callable[[Pull, Node, Idx, int], Expr]"
@@ -278,6 +279,9 @@ class Pull:
         if not isinstance(arg, Value) or arg.type not in NUMBER_TYPES:
             return self.operand(arg, (), dtype)
         found = self._number_for(arg, dtype)
+        made = arg.node
+        if made is not None and made.op == FITS and made.args[1] == str(dtype):
+            return self.cast(found, dtype)
         fits = self._fits(found, dtype)
         if fits is None:
             return self.cast(found, dtype)

@@ -19,6 +19,11 @@ _MOST_SKIPPED = 63
 _PATIENCE = 50_000_000
 _SHORT, _LONG = 1_000_000, 5_000_000
 _EXACT = 2**53
+_POW = "smelt_pow"
+# Bits of doubles: the infinity, the largest float of 32 bits, and one that no computation gives.
+_INFINITE = 0x7FF0000000000000
+_LARGEST_F32 = 0x47EFFFFFE0000000
+_NO_POWER = 0x7FFDEAD000000000
 
 
 def _jump(body: Body) -> None:
@@ -258,6 +263,41 @@ def _root(body: Body, x: _Operands) -> tuple[str, str]:
     return _word(body, body.let(f"call double @llvm.sqrt.f64(double {a})")), below
 
 
+def _power(body: Body, x: _Operands) -> tuple[str, str]:
+    a, b = x.doubles()
+    found = body.let(f"call i64 @{_POW}(ptr %frame, double {a}, double {b})")
+    return found, body.let(f"icmp eq i64 {found}, {_NO_POWER}")
+
+
+def _power_text() -> str:
+    """`i64 smelt_pow(ptr frame, double a, double b)`: the bits of the C library's, which Python's is; or of no float."""
+    body = Body()
+    body.label("entry")
+    a, b = (body.let(f"bitcast double %{name} to i64") for name in "ab")
+    is_above = body.let(f"icmp ult i64 {body.let(f'sub i64 {a}, 1')}, {_INFINITE - 1}")
+    is_finite = body.let(f"icmp ult i64 {body.let(f'and i64 {b}, {2**63 - 1}')}, {_INFINITE}")
+    is_there = body.let(f"icmp ne i64 {body.cell(Cell.POW)}, 0")
+    fits = body.let(f"and i1 {body.let(f'and i1 {is_above}, {is_finite}')}, {is_there}")
+    body.do(f"br i1 {fits}, label %call, label %python")
+    body.label("call")
+    found = body.let(f"call double {body.function(Cell.POW)}(double %a, double %b)")
+    bits = _word(body, found)
+    fine = body.let(f"icmp ult i64 {bits}, {_INFINITE}")
+    body.do(f"br i1 {fine}, label %done, label %python")
+    body.label("done")
+    body.do(f"ret i64 {bits}")
+    body.label("python")
+    body.do(f"ret i64 {_NO_POWER}")
+    return body.function_text(f"define internal i64 @{_POW}(ptr %frame, double %a, double %b) #0")
+
+
+def _in_f32(body: Body, x: _Operands) -> tuple[str, str]:
+    magnitude = body.let(f"and i64 {x.a}, {2**63 - 1}")
+    beyond = body.let(f"icmp ugt i64 {magnitude}, {_LARGEST_F32}")
+    finite = body.let(f"icmp ult i64 {magnitude}, {_INFINITE}")
+    return x.a, body.let(f"and i1 {beyond}, {finite}")
+
+
 def _float_truth(body: Body, x: _Operands) -> tuple[str, str]:
     return _bool(body, body.let(f"fcmp une double {x.double(x.a)}, 0.0")), "false"
 
@@ -304,6 +344,8 @@ _ARITH: dict[Arith, _Emitter] = {
     Arith.F_INT: _to_int,
     Arith.F_BOOL: _float_truth,
     Arith.F_SQRT: _root,
+    Arith.F_POW: _power,
+    Arith.F_IN_F32: _in_f32,
     Arith.B_NOT: _integer("xor i64 {a}, 1"),
 }
 
@@ -367,7 +409,9 @@ def control_text() -> str:
     declarations = [
         f"declare {{ i64, i1 }} @llvm.{name}.with.overflow.i64(i64, i64)\n" for name in ("sadd", "ssub", "smul")
     ]
-    return "".join(declarations) + "declare double @llvm.sqrt.f64(double)\n" + _poll_text() + _step_text()
+    return (
+        "".join(declarations) + "declare double @llvm.sqrt.f64(double)\n" + _poll_text() + _step_text() + _power_text()
+    )
 
 
 def _look_for_signals(body: Body, then: str) -> tuple[str, str]:

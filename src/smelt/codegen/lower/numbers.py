@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from smelt.codegen.lower.context import Context, tensor_type, torch_dtype
@@ -17,6 +18,7 @@ from smelt.diag import SmeltError
 from smelt.ir import BOOL, FLOAT, INT, Arg, Node, TensorType, Type, Value
 from smelt.ir.python_operators import BINARY, COMPARISON_NAMES, COMPARISONS
 from smelt.ir.type_order import type_of_arg
+from smelt.ops.python_numbers import FITS, fits
 from smelt.ops.python_ops import python_op
 from smelt.runtime.plan import Load, PyCall, Scalar, Use
 from smelt.runtime.table import Arith
@@ -167,6 +169,8 @@ def _converted(ctx: Context, node: Node, number: Operand, kind: Type) -> bool:
 
 
 def _arithmetic(ctx: Context, node: Node) -> bool:
+    if node.op == FITS:
+        return _in_range(ctx, node)
     python = python_op(node.op)
     if python is None or not all(isinstance(a, Value | int | float) for a in _numbers(node)):
         return False
@@ -175,7 +179,11 @@ def _arithmetic(ctx: Context, node: Node) -> bool:
     if not args or not all(is_number(t) for t in types) or any(_is_wide(a) for a in args):
         return False
     if node.op == "py.call":
+        if node.args[0] == "math.pow" and len(args) == 2:
+            return _power(ctx, node, args, types, math.pow)
         return node.args[0] == "math.sqrt" and len(args) == 1 and _root(ctx, node, args, types)
+    if name == "pow":
+        return node.result.type == FLOAT and len(args) == 2 and _power(ctx, node, args, types, python.run)
     if name in ("not_", "bool"):
         return _boolean(ctx, node, args[0], types[0], negated=name == "not_")
     if name in ("min", "max"):
@@ -296,3 +304,18 @@ def _extreme(ctx: Context, node: Node, args: Sequence[Arg], types: Sequence[Type
 
 def _root(ctx: Context, node: Node, args: Sequence[Arg], types: Sequence[Type]) -> bool:
     return _emit(ctx, node, Arith.F_SQRT, (_as_float(ctx, args[0], types[0], exact=False),), math.sqrt)
+
+
+def _power(ctx: Context, node: Node, args: Sequence[Arg], types: Sequence[Type], run: Callable[..., Any]) -> bool:
+    if FLOAT not in types:
+        return False
+    numbers = [_as_float(ctx, a, t, exact=False) for a, t in zip(args, types, strict=True)]
+    return _emit(ctx, node, Arith.F_POW, numbers, run)
+
+
+def _in_range(ctx: Context, node: Node) -> bool:
+    number, dtype = node.args
+    if type_of_arg(number) != FLOAT or not isinstance(dtype, str):
+        return False
+    operation = Arith.F_IN_F32 if dtype == "f32" else Arith.COPY
+    return _emit(ctx, node, operation, (operand(ctx, number),), partial(fits, dtype=dtype))

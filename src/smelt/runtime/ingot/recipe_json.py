@@ -14,12 +14,13 @@ from smelt.runtime.recipes import (
     OutputRecipe,
     Plain,
     Same,
+    Spent,
     StateName,
     ViewOf,
 )
 
 _LOW = -(1 << 63)
-_COUNTS = {"fresh": 1, "number": 1, "same": 1, "view": 6, "plain": 1, "either": 2, "of kind": 2}
+_COUNTS = {"fresh": 1, "number": 1, "same": 1, "view": 6, "plain": 1, "either": 2, "of kind": 2, "spent": 1}
 
 
 def write(recipe: OutputRecipe) -> Any:
@@ -40,6 +41,8 @@ def write(recipe: OutputRecipe) -> Any:
             return ["either", which, [write(option) for option in options]]
         case OfKind(recipe=inner, inference=inference):
             return ["of kind", write(inner), inference]
+        case Spent(recipe=inner):
+            return ["spent", write(inner)]
 
 
 def _source(source: int | StateName) -> Any:
@@ -77,7 +80,7 @@ def read(part: Part, ninputs: int, nresults: int) -> OutputRecipe:
             inner = read(own[0], ninputs, nresults)
             if not isinstance(inner, (Fresh, Either)):
                 raise own[0].bad("is nothing that a run makes")
-            return OfKind(inner, own[1].as_bool())
+            return OfKind(inner, own[1].as_bool()) if kind == "of kind" else Spent(inner)
 
 
 def read_source(part: Part, ninputs: int) -> int | StateName:

@@ -1,0 +1,148 @@
+"""Gradients that the program computes, and the `.grad` of tensors from outside, in a staged run.
+
+Fake tensors have no history. Which leaves get a gradient is what the recorded run found at the same line; the graph is
+asked later whether that is so on all paths (`autodiff.write_gradients`). What the program stores in `.grad` stands in a
+table of the session, for the tensors are the user's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from smelt._torch.dispatch import unseen
+from smelt._torch.leaves import has_hooks
+from smelt.capture.gradients import BACKWARD, GRAD, INFO, bound, listed
+from smelt.capture.recorder import Family, slot_type
+from smelt.capture.spans import Spans
+from smelt.diag import Span
+from smelt.ir import STATE_OPS, Node, TensorType, Value
+from smelt.ops.convert import dtype_to_torch
+from smelt.ops.torch_gradients import GRADIENT
+
+_WHY = "the recorded run has not shown which tensors get a gradient here"
+_ONE_PATH = "autograd would give gradients on one path only"
+
+
+class Gradients:
+    """What tensors from outside have as `.grad`, as far as the program has changed it. native: the recorded run."""
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+        self._held: dict[int, tuple[torch.Tensor, Any]] = {}
+        self._spans = Spans()
+
+    def begin(self) -> None:
+        """The program starts, maybe once more."""
+        self._held.clear()
+
+    def of(self, tensor: torch.Tensor, found: Callable[[], Any]) -> Any:
+        """`tensor.grad`; found: what torch has there."""
+        held = self._held.get(id(tensor))
+        return found() if held is None else held[1]
+
+    def put(self, session: Any, tensor: torch.Tensor, value: Any) -> None:
+        """The program sets `tensor.grad`. Raises: CannotStage on one path only."""
+        if not session.is_on_all_paths:
+            session.cannot("`grad` of a tensor from outside is set on one path only")
+        self._held[id(tensor)] = tensor, value
+
+    def check_left(self, session: Any) -> None:
+        """Raises: CannotStage where the run would leave another `.grad` than it found."""
+        put = {id(place.space) for place in self._native.outer}
+        for number, (tensor, value) in self._held.items():
+            with unseen():
+                if number not in put and tensor.grad is not value:
+                    session.cannot("the program leaves gradients in `.grad`", "the graph changes elements, and no more")
+
+    # --- backward and grad
+
+    def backward(self, session: Any, args: Any, kwargs: Any) -> None:
+        """`torch.autograd.backward`. Raises: CannotStage."""
+        named = bound(BACKWARD, args, kwargs)
+        roots, create = listed(named["tensors"]), bool(named["create_graph"])
+        node = self._recorded(session, roots)
+        leaves = [self._tensor(session, value) for value in _wrt(node)]
+        given = None if named["inputs"] is None else listed(named["inputs"])
+        if given is not None and [id(t) for t in given] != [id(t) for t in leaves]:
+            session.cannot("gradients are computed of other tensors than in the recorded run")
+        made = self._note(session, node, roots, named["grad_tensors"], leaves, create)
+        with torch.set_grad_enabled(create):
+            for leaf, new in zip(leaves, made, strict=True):
+                before = leaf.grad
+                if before is None:
+                    self.put(session, leaf, new)
+                elif create:
+                    self.put(session, leaf, before + new)
+                else:
+                    before.add_(new)
+
+    def grad(self, session: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, ...]:
+        """`torch.autograd.grad`. Raises: CannotStage."""
+        named = bound(GRAD, args, kwargs)
+        roots, inputs = listed(named["outputs"]), listed(named["inputs"])
+        node = self._recorded(session, roots)
+        if len(_wrt(node)) != len(inputs):
+            session.cannot("torch.autograd.grad gives no gradient of some tensor", _WHY)
+        return tuple(self._note(session, node, roots, named["grad_outputs"], inputs, bool(named["create_graph"])))
+
+    def _recorded(self, session: Any, roots: Sequence[torch.Tensor]) -> Node:
+        """The node that the recorded run has for this line. Raises: CannotStage where there is none, or several."""
+        if not session.is_on_all_paths:
+            session.cannot("gradients are computed on one path only", _ONE_PATH)
+        site = session.site()
+        span: Span | None = None if site is None else self._spans.of(site)
+        graph = self._native.graph
+        found = [n for n in graph.walk() if n.op == GRADIENT and n.span == span] if graph is not None else []
+        wanted = {tuple(v.name for v in _wrt(node)) for node in found}
+        if not found or len(wanted) > 1 or len(listed(found[0].args[0])) != len(roots):
+            session.cannot("gradients are computed in the program", _WHY)
+        return found[0]
+
+    def _tensor(self, session: Any, value: Value) -> torch.Tensor:
+        """The user's tensor that a leaf of the recorded run is."""
+        node, native = value.node, self._native
+        if node is not None and node.op in STATE_OPS:
+            found: torch.Tensor = native.state.lookup(node.op, str(node.args[0]))
+        elif node is None:
+            slot = session.recorder.inputs[native.graph.inputs.index(value)]
+            found = slot.ref()
+        else:
+            session.cannot("a gradient is computed of a tensor that the program made", _WHY)
+        if has_hooks(found):
+            session.cannot("a hook runs while gradients are computed")
+        return found
+
+    def _note(
+        self, session: Any, node: Node, roots: Sequence[torch.Tensor], grads: Any, wrt: Sequence[torch.Tensor],
+        create: bool,
+    ) -> list[torch.Tensor]:  # fmt: skip
+        recorder = session.recorder
+        first = [None] * len(roots) if grads is None else listed(grads)
+        operands: list[Any] = []
+        noted = [recorder._encode(arg, operands) for arg in (list(roots), first, list(wrt))]
+        if any(map(recorder.is_varied, operands)) or any(not slot_type(s).is_static for s in operands):
+            session.cannot("gradients are computed of tensors whose sizes depend on data, or are free")
+        made = []
+        for value in _gradients(node):
+            type_ = value.type
+            assert isinstance(type_, TensorType)
+            made.append(recorder.shadows.fresh(dtype_to_torch(type_.dtype), type_.sizes, type_.steps, "cpu", create))
+        slots = [recorder._define(one, Family(True)) for one in made]
+        named = {"create_graph": True} if create else {}
+        recorder.records.append(
+            (INFO, noted, named, (slots,), recorder._find_site(2), recorder.scope.path, recorder._modes_now())
+        )
+        return made
+
+
+def _wrt(node: Node) -> list[Value]:
+    wrt = node.args[2]
+    assert isinstance(wrt, tuple)
+    return [value for value in wrt if isinstance(value, Value)]
+
+
+def _gradients(node: Node) -> Sequence[Value]:
+    return next(user for user in node.result.users if isinstance(user, Node) and user.op == "unpack").results

@@ -1,0 +1,86 @@
+"""One operator over lists of tensors as one operator for each tensor, which is what torch does on the CPU.
+
+_foreach_mul_.Scalar([%a, %b], 0.9)      ==>      mul_ %a 0.9; mul_ %b 0.9
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from smelt.ir import Arg, Node, Value
+from smelt.ops.lowering import GraphEmitter
+from smelt.ops.registry import Schema, arguments_of, schema_of
+from smelt.rewrite import Rewriter
+
+_PREFIX = "aten._foreach_"
+_BINARY = ("add", "sub", "mul", "div")
+# Of two tensors, and of a tensor and a number, where that is not `.Tensor`, `.Scalar` or the only one.
+_OF_TENSORS = {"maximum": "maximum.default", "minimum": "minimum.default", "pow": "pow.Tensor_Tensor"}
+_OF_A_NUMBER = {
+    "maximum": "clamp_min.default", "minimum": "clamp_max.default", "clamp_min": "clamp_min.default",
+    "clamp_max": "clamp_max.default", "pow": "pow.Tensor_Scalar", "lerp": "lerp.Scalar",
+    **{name: f"{name}.Tensor" for name in _BINARY},
+}  # fmt: skip
+_PLAIN = ("addcdiv", "addcmul", "mm")
+
+
+def take_lists_apart(rewriter: Rewriter, emit: GraphEmitter) -> None:
+    """Write out such operators where the lists are known and each tensor has its own operator."""
+    for node in list(rewriter.graph.walk()):
+        schema = schema_of(node.op) if node.op.startswith(_PREFIX) else None
+        if schema is not None:
+            _take_apart(rewriter, emit, node, schema)
+
+
+def _take_apart(rewriter: Rewriter, emit: GraphEmitter, node: Node, schema: Schema) -> None:
+    call = arguments_of(schema, node.args, node.kwargs)
+    first = schema.arguments[0].name
+    tensors = call[first]
+    if not isinstance(tensors, tuple) or not all(isinstance(t, Value) for t in tensors):
+        return
+    lists = {name for name, arg in call.items() if isinstance(arg, tuple)}
+    if any(not isinstance(call[name], tuple) or len(call[name]) != len(tensors) for name in lists):  # type: ignore[arg-type]
+        return
+    users = [user for result in node.results for user in result.users]
+    if not all(isinstance(user, Node) and user.op == "unpack" for user in users):
+        return
+    one = [_one(node.op, {n: a[i] if n in lists and isinstance(a, tuple) else a for n, a in call.items()})
+           for i in range(len(tensors))]  # fmt: skip
+    if any(found is None or schema_of(found[0]) is None for found in one):
+        return
+    with rewriter.builder.at(node):
+        made = [emit.node(*found) for found in one if found is not None]
+    for user in users:
+        assert isinstance(user, Node)
+        rewriter.replace_node(user, [part.result for part in made])
+    rewriter.erase(node)
+
+
+def _one(op: str, call: Mapping[str, Arg]) -> tuple[str, tuple[Arg, ...], dict[str, Arg]] | None:
+    """The operator, arguments and keywords for one tensor; None where there is none."""
+    base, _, overload = op.removeprefix(_PREFIX).partition(".")
+    name, ending = base.removesuffix("_"), "_" if base.endswith("_") else ""
+    given = dict(call)
+    alpha, number = given.pop("alpha", 1), given.pop("value", None)
+    if name == "norm":
+        return "aten.linalg_vector_norm.default", (given["self"], given["ord"]), {"dtype": given["dtype"]}
+    if name in ("powsum", "clone") or given.get("non_blocking"):
+        return None
+    given.pop("non_blocking", None)
+    args = tuple(given.values())
+    if name in ("addcdiv", "addcmul"):
+        if overload == "Tensor":
+            return None
+        number = args[3] if overload == "ScalarList" else number
+        return f"aten.{name}{ending}.default", args[:3], {"value": number}
+    kwargs: dict[str, Arg] = {} if alpha == 1 else {"alpha": alpha}
+    if len(args) == 1 or name in (*_PLAIN, "copy"):
+        found = f"{name}.default"
+    elif overload in ("Scalar", "ScalarList"):
+        found = _OF_A_NUMBER.get(name, "")
+    elif overload in ("List", "Tensor"):
+        found = _OF_TENSORS.get(name, f"{name}.Tensor")
+    else:
+        return None
+    base, _, variant = found.partition(".")
+    return f"aten.{base}{ending}.{variant}", args, kwargs
