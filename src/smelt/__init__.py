@@ -14,6 +14,7 @@ import importlib as _importlib
 from typing import TYPE_CHECKING
 from typing import Any as _Any
 
+from smelt.diag.collector import full_collections_later as _full_collections_later
 from smelt.diag.logs import show_kinds as _show_kinds
 from smelt.diag.packages import VERSION as __version__
 
@@ -134,7 +135,8 @@ if not TYPE_CHECKING:  # a type checker has the imports above
             return _importlib.import_module(f"{__name__}.{name}")
         if place is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = _importlib.import_module(place[0])
+        with _full_collections_later():  # of all that torch has made, which takes longer than the import
+            module = _importlib.import_module(place[0])
         found = globals()[name] = getattr(module, place[1]) if place[1] else module
         return found
 

@@ -22,8 +22,8 @@ from smelt.capture.recorder import Recorder, Slot
 from smelt.capture.roots import reachable
 from smelt.capture.spans import Site
 from smelt.capture.staging import functions
-from smelt.compiler.collector import full_collections_later
 from smelt.diag import Span
+from smelt.diag.collector import full_collections_later
 from smelt.passes.base import PassContext
 
 _X = torch.tensor([[1.0, -2.0, 3.0], [0.5, 4.0, -1.0]])

@@ -28,7 +28,6 @@ from smelt.capture.staging.stops import AS_NATIVE, PARTLY
 from smelt.capture.state import STATE, Place, in_names, without_state
 from smelt.compiler.attempts import Attempts
 from smelt.compiler.call_profile import Look, Sight
-from smelt.compiler.collector import full_collections_later
 from smelt.compiler.compiled_inputs import ON_META, first_unsupported, grad_witness, tensors_in
 from smelt.compiler.compiled_original import Original
 from smelt.compiler.compiled_state import StateCalls, UnderWay, number_places
@@ -53,6 +52,7 @@ from smelt.compiler.turns import Turns
 from smelt.compiler.watching import watch_natively
 from smelt.compiler.worth import Worth
 from smelt.diag import CaptureError, InternalError, SmeltError
+from smelt.diag.collector import full_collections_later
 from smelt.runtime.guard_args import Outside
 from smelt.runtime.guard_constants import Constants
 from smelt.runtime.guards import GuardSet

@@ -205,7 +205,7 @@ class _Writer:
         options = replace(saved.options, keep_plans=False, profile=False, dump="", measure=False)
         with compiling_for(isa):
             graph = optimized_graph(unit.graph, options, unit.lookup)[0]
-            lowered: Lowered = with_very_tensors(lower(graph, unit.lookup, options), unit.captured)
+            lowered: Lowered = with_very_tensors(lower(graph, unit.lookup, options, later=True), unit.captured)
             writer = NativeWriter(
                 lowered, isa, options, unit.lookup,
                 lambda kind, path: self._number(name, kind, path, unit.lookup(kind, path)), self.tensors, code,

@@ -16,7 +16,6 @@ from smelt.capture.reads import ReadLog, RecorderBusy, record_reads
 from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.reads_effects import LOGGING, MODES_ASKED
 from smelt.capture.tree import tensors_at
-from smelt.compiler.collector import full_collections_later
 from smelt.compiler.compiled import Compiled
 from smelt.compiler.compiled_types import attempt
 from smelt.compiler.copies import copies_of
@@ -36,6 +35,7 @@ from smelt.compiler.staged import staged_capture
 from smelt.compiler.unit import Unit
 from smelt.compiler.watching import watch_natively
 from smelt.diag import CaptureError, Miss, Options, SmeltError, SmeltWarning, Span
+from smelt.diag.collector import full_collections_later
 from smelt.ir import Graph
 from smelt.ops.evaluate import evaluate
 from smelt.ops.python_draws import Generators

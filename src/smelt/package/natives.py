@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from smelt.codegen.contract.coding import coding_source
 from smelt.codegen.contract.packing import Packing, packing_source
 from smelt.codegen.llvm.isa import AVX2, AVX512, NEON, Isa
 from smelt.codegen.llvm.objects import compile_kernels
@@ -92,7 +93,7 @@ class NativeWriter:
         match made:
             case Live(state=Read(name=name)):
                 return FromState(self.numbers(name.kind, name.path))
-            case Panels(form=Packing()):
+            case Panels():
                 packed = self._packed(made)
                 if packed is not None:
                     return packed
@@ -122,8 +123,6 @@ class NativeWriter:
 
     def _packed(self, made: Panels) -> Packed | None:
         """How the panels are made when the file is loaded; None where the weight follows by other operators."""
-        packing = made.form
-        assert isinstance(packing, Packing)
         steps = self._steps(made.program)
         if steps is None:
             return None
@@ -132,13 +131,17 @@ class NativeWriter:
         is_dense = 1 not in weight.stride()
         weight = weight.contiguous() if is_dense else weight
         along_columns = weight.stride(1) == 1
-        source = packing_source(packing.tiling, along_columns)
+        form = made.form
+        if isinstance(form, Packing):
+            source, panels, dtype = packing_source(form.tiling, along_columns), form.nelements, weight.dtype
+        else:
+            source, panels, dtype = coding_source(form.tiling, along_columns), form.nbytes, torch.uint8
         cache = code_cache(self.options.cache_dir, self.options.cache_limit_mb)
         kernel = compile_kernels([source], self.isa, cache)[source.symbol]
-        words = packing.words(weight.stride(0) if along_columns else weight.stride(1), along_columns)
+        words = form.words(weight.stride(0) if along_columns else weight.stride(1), along_columns)
         return Packed(
             steps, made.is_transposed, is_dense, weight.dtype, tuple(weight.shape), weight.stride(),
-            self._kernel(kernel), words, packing.panels, packing.nelements,
+            self._kernel(kernel), words, form.panels, panels, dtype,
         )  # fmt: skip
 
     def _steps(self, program: StaticProgram) -> tuple[FromState | Step, ...] | None:

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from smelt.compiler.collector import full_collections_later
 from smelt.compiler.interrupts import SignalsWait
+from smelt.diag.collector import full_collections_later
 from smelt.ir import Graph, Node, Value, parse
 from smelt.ops.record import Trait
 from smelt.ops.sets import bases_where

@@ -13,9 +13,9 @@ from typing import Any, Self, overload
 
 import torch
 
-from smelt.compiler.collector import full_collections_later
 from smelt.compiler.interrupts import SignalsWait
 from smelt.diag import ScheduleError, Span
+from smelt.diag.collector import full_collections_later
 from smelt.diag.notebook import text_box
 from smelt.ir import Node
 from smelt.pattern import Where

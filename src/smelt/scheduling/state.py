@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from smelt.compiler.collector import full_collections_later
 from smelt.compiler.interrupts import SignalsWait
 from smelt.diag import ScheduleError
+from smelt.diag.collector import full_collections_later
 from smelt.scheduling import copying
 from smelt.scheduling.captures import captures_of
 from smelt.scheduling.match import Match

@@ -17,6 +17,7 @@ from smelt.analysis import alias_analysis
 from smelt.codegen.fusion.groups import has_numbers
 from smelt.codegen.fusion.parts import writes_parts
 from smelt.codegen.llvm.executor import executor_object
+from smelt.codegen.llvm.isa import is_for_elsewhere
 from smelt.codegen.lower.accumulators import with_rows
 from smelt.codegen.lower.attention import lower_attention
 from smelt.codegen.lower.chosen import refuse_shared, with_choices
@@ -203,7 +204,9 @@ def lower(
     made = Lowered(plan, outputs, mutations(ctx), ctx.handles, ctx.statics.baked, report)
     if not later:
         return made
-    return replace(made, fills=ctx.fills, how_made=None if ctx.decided_by_contents else ctx.made)
+    # What is saved goes with these very contents.
+    is_told = is_for_elsewhere() or not ctx.decided_by_contents
+    return replace(made, fills=ctx.fills, how_made=ctx.made if is_told else None)
 
 
 def compiler(options: Options) -> Compile:

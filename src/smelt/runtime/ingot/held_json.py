@@ -64,8 +64,8 @@ class Packed:
     """A weight in the form that its kernel reads.
 
     steps: what gives the weight: tensors of the state, and operators over these. is_transposed, is_dense: it is
-    transposed, and copied row by row, before. sizes, strides: what it then must have. kernel: packs `items` panels of
-    `nelements` together, called with `words`.
+    transposed, and copied row by row, before. dtype, sizes, strides: what it then must have. kernel: packs `items`
+    panels, called with `words`, into `nelements` elements of `panels`.
     """
 
     steps: tuple[FromState | Step, ...]
@@ -78,6 +78,7 @@ class Packed:
     words: tuple[int, ...]
     items: int
     nelements: int
+    panels: torch.dtype
 
 
 Held: TypeAlias = FromState | Packed | Placed
@@ -92,7 +93,7 @@ def write(held: Held) -> Any:
             return ["stored", held.written()]
     steps = [s.number if isinstance(s, FromState) else [s.op, [_argument(arg) for arg in s.args]] for s in held.steps]
     shape = [dtype_name(held.dtype), list(held.sizes), list(held.strides)]
-    own = [held.kernel, list(held.words), held.items, held.nelements]
+    own = [held.kernel, list(held.words), held.items, held.nelements, dtype_name(held.panels)]
     return ["packed", steps, held.is_transposed, held.is_dense, *shape, *own]
 
 
@@ -106,19 +107,20 @@ def read(part: Part, nstate: int, nkernels: int) -> Held:
     """A recipe of JSON. Raises: PackageError (S0701)."""
     first, *own = part.items() or [part]
     kind = first.one_of("state", "stored", "packed")
-    if len(own) != (10 if kind == "packed" else 1):
+    if len(own) != (11 if kind == "packed" else 1):
         raise part.bad("is no recipe of a tensor")
     if kind == "state":
         return FromState(own[0].as_int(0, nstate - 1))
     if kind == "stored":
         return Placed.read(own[0])
-    steps, is_transposed, is_dense, dtype, sizes, strides, kernel, words, items, nelements = own
+    steps, is_transposed, is_dense, dtype, sizes, strides, kernel, words, items, nelements, panels = own
     if not 0 < len(steps.items()) <= _STEP_LIMIT:
         raise steps.bad("has too many steps, or none")
     found = tuple(_step(each, i, nstate) for i, each in enumerate(steps.items()))
     return Packed(
         found, is_transposed.as_bool(), is_dense.as_bool(), dtype_of(dtype), sizes.ints(), strides.ints(),
-        kernel.as_int(0, nkernels - 1), words.ints(_LOW), items.as_int(), nelements.as_int(0, 1 << 40),
+        kernel.as_int(0, nkernels - 1), words.ints(_LOW), items.as_int(),
+        nelements.as_int(0, 1 << 40), dtype_of(panels),
     )  # fmt: skip
 
 
@@ -158,8 +160,8 @@ def weight_of(packed: Packed, state: Callable[[int], torch.Tensor]) -> torch.Ten
                 known.append(getattr(getattr(torch.ops.aten, packet), overload)(*map(filled, step.args)))
             except (RuntimeError, TypeError, IndexError):
                 return None
-            if known[-1].numel() > packed.nelements:
-                return None
+            if known[-1].numel() * known[-1].itemsize > 2 * packed.nelements * packed.panels.itemsize:
+                return None  # a panel is smaller than its weight by less than that
         weight = known[-1].t() if packed.is_transposed else known[-1]
         weight = weight.contiguous() if packed.is_dense else weight
     fits = weight.dtype == packed.dtype and tuple(weight.shape) == packed.sizes and weight.stride() == packed.strides
@@ -175,7 +177,7 @@ class Packing:
         loaded = kernels().loaded(kernel)
         if loaded is None:
             raise SmeltError("the kernel that packs a weight cannot be loaded", code="S0402")
-        self.panels = torch.empty(packed.nelements, dtype=packed.dtype)
+        self.panels = torch.empty(packed.nelements, dtype=packed.panels)
         args = (weight.data_ptr(), self.panels.data_ptr(), *packed.words)
         self._args = (ctypes.c_int64 * len(args))(*args)
         self._function, self._items, self._keeps = _PACK(loaded.address(kernel.symbol)), packed.items, (loaded, weight)

@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from smelt.diag.collector import full_collections_later
 from smelt.runtime.ingot.contents import from_bytes, open_file
 from smelt.runtime.ingot.program import LoadedProgram
 
@@ -29,6 +30,14 @@ def load(
     mapping it, where others may write to it meanwhile. classes: what results may be made of, instead of records.
     Raises: PackageError (S0701) for a broken file, naming the entry; OSError where it cannot be opened.
     """
+    with full_collections_later():
+        return _loaded(source, map_location, allow_native, verify, copy, classes)
+
+
+def _loaded(
+    source: str | os.PathLike[str] | bytes | BinaryIO, map_location: Any, allow_native: bool, verify: bool | None,
+    copy: bool, classes: Iterable[type],
+) -> LoadedProgram:  # fmt: skip
     if isinstance(source, (str, os.PathLike)):
         contents = open_file(source, copy=copy, verify=verify)
     else:
