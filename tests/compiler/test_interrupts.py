@@ -15,7 +15,8 @@ import torch
 
 import smelt
 from smelt.capture.staging import stage
-from smelt.diag import collector, interrupts
+from smelt.compiler import interrupts
+from smelt.diag import collector
 
 X = torch.linspace(-1, 1, 6)
 PATCHED = [(torch.nn.Module, "__call__"), (torch.Tensor, "__repr__"), (torch.Tensor, "item"), (torch.Tensor, "shape")]
