@@ -270,7 +270,7 @@ def _power(body: Body, x: _Operands) -> tuple[str, str]:
 
 
 def _power_text() -> str:
-    """`i64 smelt_pow(ptr frame, double a, double b)`: the bits of the C library's, which Python's is; or of no float."""
+    """`i64 smelt_pow(ptr frame, double a, double b)`: the bits of what the C library gives, as Python; or no float."""
     body = Body()
     body.label("entry")
     a, b = (body.let(f"bitcast double %{name} to i64") for name in "ab")
