@@ -214,9 +214,10 @@ class TestLoaded:
             with pytest.warns(smelt.SmeltWarning, match="folded"):
                 agree(load(buffer.getvalue())(*args), found)
 
-    def test_gradients_are_those_of_the_program(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("enabled", [True, False])
+    def test_gradients_are_those_of_the_program(self, tmp_path: Path, enabled: bool) -> None:
         x, model = torch.randn(3, 16, requires_grad=True), Mlp().eval()
-        with torch.no_grad():
+        with torch.set_grad_enabled(enabled):
             program = smelt.trace(model, (x.detach(),))
         program.save(tmp_path / "m.ingot")
         loaded = load(tmp_path / "m.ingot")

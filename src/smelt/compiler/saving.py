@@ -269,8 +269,6 @@ def _check(name: str, unit: Unit) -> None:
 def _why_no_gradient(unit: Unit) -> str:
     if unit.captured.own_backward:
         return f"{unit.captured.own_backward} has a backward of its own, which is Python"
-    if unit.captured.has_history:
-        return "its gradients lead to tensors outside of it"
     return ""
 
 

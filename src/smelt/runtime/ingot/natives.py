@@ -9,9 +9,9 @@ and code is loaded only where its digest, its kind of machine and its bounds fit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,11 +34,11 @@ _MOST_THREADS = 8
 
 
 class Refused(Exception):
-    """A run came to data that native code leaves to torch. is_clean: nothing has been written by then."""
+    """A run came to data that native code leaves to torch, at the instruction of this number."""
 
-    def __init__(self, index: int, is_clean: bool) -> None:
+    def __init__(self, index: int) -> None:
         super().__init__(f"instruction {index}")
-        self.is_clean = is_clean
+        self.index = index
 
 
 class CannotRun(Exception):
@@ -59,10 +59,10 @@ def targets() -> tuple[str, ...]:
 class NativeText:
     """A method's native form, read and checked, without tensors.
 
-    baked: numbers of the state whose contents were packed or folded.
+    baked: numbers of the state whose contents were packed or folded. plan: without the tensors that it holds.
     """
 
-    plan_part: Part
+    plan: Plan
     code: Sequence[KernelCode]
     held: Sequence[tuple[int, Held]]
     outputs: tuple[OutputRecipe, ...]
@@ -79,12 +79,8 @@ class NativeText:
             found.append((slot.as_int(), held_json.read(recipe, nstate, len(objects))))
         results = len(Part(plan.value, part.entry, ".plan").keys(*plan_json.KEYS)[2].items())
         recipes = tuple(recipe_json.read(each, len(method.places), results) for each in outputs.items())
-        made = NativeText(plan, objects, found, recipes, baked.ints(0, nstate - 1))
-        made.plan((), lambda index: _refuse(index, True))
-        return made
-
-    def plan(self, tensors: Sequence[tuple[int, torch.Tensor]], eager: plan_json.Eager) -> Plan:
-        return plan_json.read(self.plan_part, self.code, tensors, eager)
+        without = plan_json.read(plan, objects, _Refuse)
+        return NativeText(without, objects, found, recipes, baked.ints(0, nstate - 1))
 
 
 def _kernel(part: Part, code: memoryview) -> KernelCode:
@@ -94,11 +90,14 @@ def _kernel(part: Part, code: memoryview) -> KernelCode:
     return KernelCode(symbol.as_str(), bytes(code[start.as_int() : start.as_int() + nbytes.as_int()]))
 
 
-def _refuse(index: int, is_clean: bool) -> Callable[..., Any]:
-    def refuse(*args: Any) -> Any:
-        raise Refused(index, is_clean)
+@dataclass(frozen=True, slots=True)
+class _Refuse:
+    """Stands for the computation of an instruction in torch, which the file does not have."""
 
-    return refuse
+    index: int
+
+    def __call__(self, *args: Any) -> Any:
+        raise Refused(self.index)
 
 
 def _is_clean(plan: Plan, index: int) -> bool:
@@ -141,19 +140,22 @@ class Native:
         held = []
         for slot, recipe in text.held:
             held.append((slot, _tensor(contents, recipe, tensors, text.code, packings)))
-        plan = text.plan(held, lambda index: _refuse(index, True))
-        plan = text.plan(held, lambda index: _refuse(index, _is_clean(plan, index)))
+        self._plan = replace(text.plan, held=tuple(held))
         _run_all(packings, threads)
         try:
-            self.executable = Executable(plan, executor)
+            self.executable = Executable(self._plan, executor)
         except InternalError as error:
-            raise broken(text.plan_part.entry, str(error.what)) from None
+            raise broken("its plan", str(error.what)) from None
         if not self.executable.is_native:
             raise CannotRun("machine code cannot be loaded into memory here")
 
     def is_current(self) -> bool:
         """Whether what was packed and folded is still as it was."""
         return self._constants.unchanged()
+
+    def is_clean(self, refused: Refused) -> bool:
+        """Whether nothing that lives longer than a run had been written when it was refused."""
+        return _is_clean(self._plan, refused.index)
 
     def run(self, inputs: Sequence[torch.Tensor], lookup: Lookup) -> list[Any]:
         """The graph's outputs. Raises: Refused; as `Executable.call`."""

@@ -120,10 +120,8 @@ def _argument(value: Any) -> Any:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read(
-    part: Part, kernels: Sequence[KernelCode], held: Sequence[tuple[int, torch.Tensor]], eager: Eager
-) -> Plan:  # fmt: skip
-    """The plan. Raises: PackageError (S0701)."""
+def read(part: Part, kernels: Sequence[KernelCode], eager: Eager) -> Plan:
+    """The plan, without the tensors that it holds. Raises: PackageError (S0701)."""
     nslots, inputs, outputs, arena, arena_nbytes, keep, fixed, kinds, instructions = part.keys(*KEYS)
     reader = _Reader(nslots.as_int(0, _MOST_SLOTS), kernels, eager)
     found = tuple(reader.instruction(i, each) for i, each in enumerate(instructions.items()))
@@ -132,7 +130,6 @@ def read(
         inputs=reader.slots(inputs),
         outputs=reader.slots(outputs),
         instructions=found,
-        held=tuple(held),
         arena=tuple(map(reader.arena_tensor, arena.items())),
         arena_nbytes=arena_nbytes.as_int(0, 1 << 46),
         keep_grad_mode=keep.as_bool(),

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import torch
 
 from smelt.diag import CaptureError, Miss, PackageError, SmeltError, SmeltWarning, user_level
+from smelt.diag.collector import full_collections_later
 from smelt.runtime.elf import MACHINE_X86_64
 from smelt.runtime.executable import Executable
 from smelt.runtime.guard_constants import Constants
@@ -317,7 +318,7 @@ class EntryPoint:
         try:
             return native.run(inputs, self._lookup)
         except Refused as refused:
-            if not refused.is_clean:
+            if not native.is_clean(refused):
                 raise self._torn(refused) from None
         except Miss as miss:
             raise CaptureError(
@@ -377,11 +378,12 @@ class EntryPoint:
             if self._native is not None and _same(tensors, self._tensors) and self._native.is_current():
                 return self._native
             try:
-                self._native = self._built()
+                with full_collections_later():
+                    self._native = self._built()
             except CannotRun as why:
                 self._native, self._is_native, self.why_not = None, False, str(why)
                 warnings.warn(
-                    f"{self.name} runs operator by operator: {why}", SmeltWarning, stacklevel=user_level()
+                    f"{self.name}: the file's native code is not used, its graph is compiled here: {why}", SmeltWarning, stacklevel=user_level()
                 )  # fmt: skip
                 return None
             self._tensors = tensors
@@ -406,7 +408,7 @@ class EntryPoint:
         text = NativeText.read(
             contents.json(method.native[target]), contents.entry(manifest.kernels[target]), method, len(tensors)
         )  # fmt: skip
-        if manifest.torch != torch.__version__ and uses_library(text.plan((), lambda index: _no_eager)):
+        if manifest.torch != torch.__version__ and uses_library(text.plan):
             raise CannotRun(f"it calls functions of torch {manifest.torch}, and this is {torch.__version__}")
         return Native(
             contents, method, text, bytes(contents.entry(executor)), tensors, torch.get_num_threads()
@@ -454,10 +456,6 @@ class EntryPoint:
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-
-def _no_eager(*args: Any) -> Any:
-    raise AssertionError("nothing is run")
 
 
 def _listed(names: Any) -> str:
