@@ -382,9 +382,8 @@ class EntryPoint:
                     self._native = self._built()
             except CannotRun as why:
                 self._native, self._is_native, self.why_not = None, False, str(why)
-                warnings.warn(
-                    f"{self.name}: the file's native code is not used, its graph is compiled here: {why}", SmeltWarning, stacklevel=user_level()
-                )  # fmt: skip
+                text = f"{self.name}: the file's native code is not used, its graph is compiled here: {why}"
+                warnings.warn(text, SmeltWarning, stacklevel=user_level())
                 return None
             self._tensors = tensors
             return self._native
