@@ -91,6 +91,9 @@ def _judged(
             return _compiled(path, options, verdict, orders, True if way == "dynamic" else None, vary)
         case "grad":
             return _compiled(path, options, verdict, orders, None, vary, with_grad=True)
+        case "train":
+            trained = {**options, "train": True, "adaptive": False}
+            return _compiled(path, trained, verdict, orders, None, vary, with_grad=True)
         case "trace":
             return _traced(path, options, verdict)
         case "staged":

@@ -8,7 +8,7 @@ import pytest
 
 from tests.programs.generate import generate
 from tests.programs.judge import OPTIONS, ORDERS, OWN, judge
-from tests.programs.run import report
+from tests.programs.run import KINDS, report
 from tests.programs.wide import wide
 from tests.programs.wide_tables import EXPRESSIONS, WRITES
 
@@ -45,6 +45,22 @@ def test_random_programs_of_more_constructs(part: int, tmp_path: Path) -> None:
     print(report(_check(tmp_path, seeds, 5, True, options=options, orders=orders, ways=WAYS)))
 
 
+@pytest.mark.spread(6)
+@pytest.mark.parametrize("part", range(6))
+def test_gradients_of_random_programs(part: int, tmp_path: Path) -> None:
+    """Arguments need gradients, in training: eager's gradients, that there are none, or its error on the way back."""
+    options = OWN if part % 2 else OPTIONS
+    seeds, orders = range(1000 + 6 * part, 1006 + 6 * part), ORDERS[part % 2 :][:1]
+    _check(tmp_path, seeds, 5, part % 3 == 2, options=options, orders=orders, ways=("train",))
+
+
+# Programs whose gradients once differed from eager's: by a write to what a gradient needs, by a write to a leaf.
+@pytest.mark.parametrize("seed", [1129, 1383])
+def test_gradients_that_once_differed(seed: int, tmp_path: Path) -> None:
+    options = OWN if seed % 2 else OPTIONS
+    _check(tmp_path, range(seed, seed + 1), 0, options=options, orders=ORDERS[seed % 2 :][:1], ways=("train",))
+
+
 @pytest.mark.parametrize("part", range(3))
 def test_random_programs_by_script(part: int, tmp_path: Path) -> None:
     print(report(_check(tmp_path, BY_SCRIPT[part::3], 5, ways=("script",))))
@@ -63,6 +79,19 @@ def test_many_random_programs(part: int, own: bool, is_wide: bool, tmp_path: Pat
     first = 1_000_000 + 200 * part + (100 if own else 0)
     rows = _check(tmp_path, range(first, first + 100), 0, is_wide, options=OWN if own else OPTIONS)
     print(report(rows))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("part", range(6))
+def test_gradients_of_many_random_programs(part: int, kind: str, tmp_path: Path) -> None:
+    options = OWN if part % 2 else OPTIONS
+    first = 2_000_000 + 50 * part
+    for seed in range(first, first + 50):
+        path = tmp_path / f"program_{seed}.py"
+        path.write_text(KINDS[kind](seed, 0).text)
+        verdict = judge(path, ("train",), options, ORDERS[seed % 2 :][:1])
+        assert not verdict.difference, f"{verdict.difference}\n{path.read_text()}"
 
 
 def test_each_construct_is_written() -> None:
