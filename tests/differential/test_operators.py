@@ -30,7 +30,8 @@ _PRODUCTS = (
 
 
 @cache
-def _operators() -> dict[str, Any]:
+def operators() -> dict[str, Any]:
+    """torch's descriptions of its operators, with samples, by name."""
     if importlib.util.find_spec("expecttest") is None:
         # torch's test helpers derive a class from it, of which nothing is used here.
         absent = types.ModuleType("expecttest")
@@ -88,7 +89,7 @@ def sample_difference(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is
 
 
 def _check(name: str, dtype: torch.dtype, limit: int | None) -> None:
-    op = _operators()[name]
+    op = operators()[name]
     is_exact = not any(part in name for part in _PRODUCTS)
     if "empty" in name:
         return  # whatever memory held
@@ -103,7 +104,7 @@ def _check(name: str, dtype: torch.dtype, limit: int | None) -> None:
 
 def _catalogued() -> list[str]:
     names = {record.name.split(".")[1] for record in CATALOGUE}
-    return [name for name, op in _operators().items() if (op.aten_name or op.name) in names]
+    return [name for name, op in operators().items() if (op.aten_name or op.name) in names]
 
 
 def _cases(names: list[str]) -> list[Any]:
@@ -111,7 +112,7 @@ def _cases(names: list[str]) -> list[Any]:
         pytest.param(name, dtype, id=f"{name}-{str(dtype)[6:]}")
         for name in names
         for dtype in _DTYPES
-        if dtype in _operators()[name].supported_dtypes("cpu")
+        if dtype in operators()[name].supported_dtypes("cpu")
     ]
 
 
@@ -125,5 +126,5 @@ def test_catalogued_operators(part: int) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("part", range(64))
 def test_all_operators(part: int) -> None:
-    for case in _cases(list(_operators()))[part::64]:
+    for case in _cases(list(operators()))[part::64]:
         _check(*case.values, limit=None)

@@ -312,10 +312,32 @@ def test_results_that_are_arguments() -> None:
     assert is_compiled(compiled)
 
 
-def test_results_that_are_views_of_arguments() -> None:
-    """Their history would be a view's: eager gives it."""
-    compiled = smelt.compile(lambda x: (x[1:], x.sum()), options={"train": True})
-    _told(compiled, torch.randn(4, requires_grad=True), match="shares memory")
+VIEWS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, ...]]] = {
+    "slice": lambda x, w: (x[1:], (x * w).sum()),
+    "alone": lambda x, w: (x.t(),),
+    "several of one": lambda x, w: (*x.unbind(0), (x @ w).sum()),
+    "split and reshaped": lambda x, w: (x.split(2, 1)[1], x.reshape(-1), w.sum()),
+    "of two": lambda x, w: (x[0], w[0].view(-1, 1), x * 2),
+    "detached": lambda x, w: (x.detach()[0], (x * w).sum()),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_results_that_are_views_of_arguments(name: str) -> None:
+    """Views of what autograd knows as their base, with the history of a view."""
+    compiled = smelt.compile(VIEWS[name], options={"train": True})
+    for step in range(3):
+        seen = []
+        for f in (VIEWS[name], compiled):
+            leaf = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(step)).requires_grad_()
+            x, w = leaf[0] * 1, leaf[1] * 1
+            found = f(x, w)
+            loss = torch.stack([(y.double() * (i + 1)).sum() for i, y in enumerate(found) if y.requires_grad]).sum()
+            (grad,) = torch.autograd.grad(loss, leaf)
+            seen.append(([(y._base is x, y._base is w, y.requires_grad, y.stride()) for y in found], grad))
+        assert seen[0][0] == seen[1][0]
+        torch.testing.assert_close(seen[0][1], seen[1][1])
+    assert is_compiled(compiled)
 
 
 def test_what_is_left_to_eager() -> None:

@@ -1,6 +1,6 @@
 """Gradients of graphs: reverse mode as one pass over the same graph, which gives a graph."""
 
-from smelt.autodiff.activity import certain_values, detach_islands, hidden_write
+from smelt.autodiff.activity import certain_values, detach_islands, hidden_write, is_view_of
 from smelt.autodiff.halves import Halves, extract, halves, state_as_inputs
 from smelt.autodiff.inside import computes_gradients, write_gradients
 from smelt.autodiff.joint import Joint, joint_graph
@@ -15,6 +15,7 @@ __all__ = [
     "extract",
     "halves",
     "hidden_write",
+    "is_view_of",
     "joint_graph",
     "overwritten",
     "state_as_inputs",

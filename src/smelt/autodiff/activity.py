@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from smelt.analysis.gradients import CUTS, is_recorded
 from smelt.ir import (
@@ -25,7 +25,7 @@ from smelt.ir import (
     map_values,
     values_in,
 )  # fmt: skip
-from smelt.ops.effects import alias_of, effects
+from smelt.ops.effects import alias_of, aliases, effects
 from smelt.rewrite import Rewriter
 
 
@@ -131,6 +131,18 @@ def hidden_write(raw: Graph, requires: Callable[[Value], bool]) -> Node | None:
             if is_hidden and has_history and may_depend(target.type):
                 return node
     return None
+
+
+def is_view_of(graph: Graph, arg: Arg, sources: Collection[Value]) -> bool:
+    """Whether an output of a functional graph is a view of a source that the graph does not write to."""
+    value = arg if isinstance(arg, Value) else None
+    while value is not None and (maker := value.node) is not None:
+        if maker.op == "unpack":
+            (packed,) = maker.args
+            maker = packed.node if isinstance(packed, Value) else None
+        shared = {v for found in aliases(maker) for v in found} if maker is not None and not maker.regions else set()
+        value = shared.pop() if len(shared) == 1 else None
+    return value in sources and not any(node.op == "write" and node.args[0] is value for node in graph.body)
 
 
 def detach_islands(graph: Graph) -> None:

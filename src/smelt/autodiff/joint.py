@@ -98,11 +98,22 @@ def joint_graph(
     for output, grad, present in zip(results, given, there or given, strict=True):
         reverse.add(output, grad, present=present)
     reverse.region(graph.body)
-    grads: list[Arg] = [reverse.gradient(value) for value in wanted]
+    grads: list[Arg] = [_laid_as(reverse, value) for value in wanted]
     grads += [reverse.present(value) for value in wanted if tells]
     rewriter.set_yields(graph.body, (*graph.outputs, *grads))
     drop_unused(rewriter, graph.body)
     return Joint(graph, count, differentiated, tuple(wrt), tells)
+
+
+def _laid_as(reverse: Reverse, value: Value) -> Value | None:
+    """A gradient that lies as its tensor does, where that is row-major, so that autograd keeps it and makes no copy."""
+    found, type_ = reverse.gradient(value), value.type
+    if found is None or not isinstance(type_, TensorType) or type_.strides is not None:
+        return found
+    lies = found.type
+    if not isinstance(lies, TensorType) or lies.strides is None or lies != _apart(lies):
+        return found
+    return reverse.emitter.call("aten.contiguous.default", found)
 
 
 def _apart(type_: Type) -> Type:

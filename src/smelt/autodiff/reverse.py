@@ -17,6 +17,7 @@ from smelt.ir import STATE_OPS, Arg, Node, Region, TensorType, TupleType, Value,
 from smelt.ops.catalogue import gradient_of, record_of
 from smelt.ops.catalogue.gradients.forms import FORMS
 from smelt.ops.composites import as_torch_does
+from smelt.ops.dry_calls import without_gradient
 from smelt.ops.effects import effects
 from smelt.ops.lowering import GraphEmitter, write
 from smelt.ops.record import Lowering
@@ -221,7 +222,10 @@ class Reverse:
             raise _cannot(node, "it has no gradient here")
         args = (*node.args, *node.kwargs.values())
         given = list(values_in(args))
-        positions = tuple(i for i, v in enumerate(given) if v in self.active)
+        absent = without_gradient(node, self.active.__contains__, grads)
+        positions = tuple(i for i, v in enumerate(given) if v in self.active and v not in absent)
+        if not positions:
+            return
         made = self.emitter.calls(NAME, node.op, positions, tuple(grads), tuple(node.kwargs), *args)
         for i, grad in zip(positions, made, strict=True):
             self.add(given[i], grad)

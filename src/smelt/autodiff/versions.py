@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from smelt.analysis.aliases import alias_analysis
 from smelt.analysis.gradients import is_recorded, requiring_values
 from smelt.ir import Graph, Node, Region, Value
+from smelt.ops.dry_calls import saved_values
 from smelt.ops.effects import declared_writes
-from smelt.ops.saved import saved_values
 
 
 def overwritten(raw: Graph, requires: Callable[[Value], bool]) -> Node | None:

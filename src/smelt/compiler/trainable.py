@@ -95,6 +95,9 @@ class Trainable:
     def __call__(self, inputs: Tensors) -> list[Any]:
         """The graph's outputs, with a history where gradients are on."""
         outputs: list[Any] = [None] * self.halves.count
+        if not self.differentiated:
+            self.run_forward(inputs, outputs)
+            return outputs
         found = _Node.apply(self, outputs, *inputs)
         for number, tensor in zip(self.differentiated, found, strict=True):
             outputs[number] = tensor

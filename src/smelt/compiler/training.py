@@ -14,7 +14,7 @@ import torch
 
 from smelt._torch.autocast import no_autocast
 from smelt.analysis.gradients import gradient_flow
-from smelt.autodiff import detach_islands, hidden_write, overwritten, state_as_inputs
+from smelt.autodiff import detach_islands, extract, hidden_write, is_view_of, overwritten, state_as_inputs
 from smelt.capture import Captured
 from smelt.compiler.compiled_types import LeftAlone, NeedsGradients
 from smelt.compiler.histories import requires_gradients
@@ -23,7 +23,7 @@ from smelt.compiler.trainable import Trainable
 from smelt.compiler.unit import Unit, machine_code
 from smelt.diag import Options, SmeltError
 from smelt.ir import Graph, Node, Value
-from smelt.ops.evaluate import no_state
+from smelt.ops.evaluate import evaluate, no_state
 from smelt.passes.base import PassContext
 from smelt.passes.explicit_casts import explicit_casts
 from smelt.passes.manager import run_passes
@@ -31,9 +31,14 @@ from smelt.passes.manager import run_passes
 
 @dataclass
 class TrainingUnit(Unit):
-    """`run` gives results with a history. state_places: kind and path of what it reads besides its arguments."""
+    """`run` gives results with a history. state_places: kind and path of what it reads besides its arguments.
+
+    views: the results that are views of inputs with a history, and the graph that makes them: operator by operator, so
+    that autograd knows them as views.
+    """
 
     state_places: tuple[tuple[str, str], ...] = ()
+    views: tuple[tuple[int, ...], Graph] | None = field(default=None, repr=False)
     trainable: Trainable | None = field(default=None, repr=False)
 
     def build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -59,10 +64,17 @@ class TrainingUnit(Unit):
 
     def _build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         graph, self.state_places = state_as_inputs(self._with_casts())
-        # What goes out as it came in has the history that it has.
-        graph.body.set_yields(tuple(None if i in self.captured.returned else a for i, a in enumerate(graph.outputs)))
         inputs = self._inputs(args, kwargs)
         requires = [requires_gradients(x) for x in inputs]
+        # What goes out as it came in has the history that it has.
+        apart = set(self.captured.returned)
+        sources = {v for v, is_wanted in zip(graph.inputs, requires, strict=True) if is_wanted}
+        numbers = tuple(i for i, a in enumerate(graph.outputs) if i not in apart and is_view_of(graph, a, sources))
+        if numbers:
+            made = extract(graph, f"{graph.name}_views", graph.inputs, [graph.outputs[i] for i in numbers], ())
+            self.views = numbers, made
+            apart.update(numbers)
+        graph.body.set_yields(tuple(None if i in apart else a for i, a in enumerate(graph.outputs)))
         try:
             self.trainable = Trainable(graph, requires, self.options, machine_code(self.options))
         except SmeltError as error:
@@ -98,6 +110,10 @@ class TrainingUnit(Unit):
             raise LeftAlone("anomaly detection names operators")
         inputs = self._inputs(args, kwargs)
         outputs = self.trainable(inputs)
+        if self.views is not None:
+            numbers, graph = self.views
+            for number, view in zip(numbers, evaluate(graph, inputs), strict=True):
+                outputs[number] = view
         for number, source in self.captured.returned.items():
             outputs[number] = inputs[source] if isinstance(source, int) else self.lookup(*source)
         return self.signature.rebuild(outputs, args, kwargs)

@@ -166,8 +166,11 @@ class Context:
         return self.root(value) in self._escaping
 
     def place_to_write(self, value: Value, node: Node, result: Value) -> Place | None:
-        """Where a tensor lies, if a node may write over it, or over a part of it, and let its result lie there."""
-        if self.statics.is_static(value):
+        """Where a tensor lies, if a node may write over it, or over a part of it, and let its result lie there.
+
+        What is fused into the node's own nest lies nowhere.
+        """
+        if self.statics.is_static(value) or value not in self._places:
             return None
         place = self.place(value)
         storage, kind = place.storage, place.storage.kind

@@ -20,6 +20,11 @@ _AVERAGE = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad"
 _MAXIMUM = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
 
 
+def _zeros(b: Emitter, call: Call, grad: Value) -> Value:
+    """Of what a backward reads the sizes of alone, autograd has zeros."""
+    return b.call("aten.zeros_like.default", call["self"])
+
+
 def _strided(call: Call) -> Call:
     """A window steps by its own size where no other step is given."""
     return call if call["stride"] else {**call, "stride": call["kernel_size"]}
@@ -86,12 +91,12 @@ def _of_nearest(b: Emitter, call: Call, results: tuple[Value, ...], grads: tuple
 
 GRADIENTS: Mapping[str, Gradient] = {
     "aten.avg_pool2d.default": of_ranks(self=_of_average),
-    "aten.avg_pool2d_backward.default": of_ranks(grad_output=_of_average_backward),
+    "aten.avg_pool2d_backward.default": of_ranks(grad_output=_of_average_backward, self=_zeros),
     "aten.max_pool2d_with_indices.default": _of_maximum,
-    "aten.max_pool2d_with_indices_backward.default": of_ranks(grad_output=_of_maximum_backward),
+    "aten.max_pool2d_with_indices_backward.default": of_ranks(grad_output=_of_maximum_backward, self=_zeros),
     "aten.adaptive_avg_pool2d.default": of_sizes(self=_of_adaptive),
     "aten._adaptive_avg_pool2d.default": of_sizes(self=_of_adaptive),
-    "aten._adaptive_avg_pool2d_backward.default": of_sizes(grad_output=_of_adaptive_backward),
+    "aten._adaptive_avg_pool2d_backward.default": of_sizes(grad_output=_of_adaptive_backward, self=_zeros),
     "aten.adaptive_avg_pool1d.default": of_sizes(self=_of_adaptive_line),
     "aten.upsample_nearest2d.vec": _of_nearest,
 }

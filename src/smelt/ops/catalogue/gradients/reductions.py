@@ -11,7 +11,7 @@ from math import inf, nan, prod
 from smelt.ir import Value
 from smelt.ops.catalogue.gradients.dims import dims_of, divided, kept, mean, spread
 from smelt.ops.catalogue.gradients.terms import Number, Operands, Term, of_call, where
-from smelt.ops.record import Gradient
+from smelt.ops.record import Call, Emitter, Gradient, Parts
 
 _Parts = dict[str, Callable[[], Term]]
 _OfDims = Callable[[Term, Term, Operands, tuple[int, ...]], Term]
@@ -132,8 +132,6 @@ def _logsumexp(g: Term, x: Term, call: Operands, dims: tuple[int, ...]) -> Term:
 
 def _norm(g: Term, x: Term, call: Operands, dims: tuple[int, ...]) -> Term:
     order, norm = call["ord"], _result(call, dims)
-    if order == 0:
-        return x.zeros()
     if order == 1:
         return g * x.op("sign.default")
     if order == 2:
@@ -147,6 +145,14 @@ def _norm(g: Term, x: Term, call: Operands, dims: tuple[int, ...]) -> Term:
         return where(x.equals(0), 0, power) * g * norm ** (1 - order)
     power = x.op("sign.default") * size ** (order - 1) if order < 2 else x * size ** (order - 2)
     return power * where(norm.equals(0), 0, g / norm ** (order - 1))
+
+
+_of_order = _reduced(_norm)
+
+
+def _of_norm(b: Emitter, call: Call, results: tuple[Value, ...], grads: tuple[Value | None, ...]) -> Parts | None:
+    """A count of elements has no gradient."""
+    return {} if call["ord"] == 0 else _of_order(b, call, results, grads)
 
 
 # --- softmax and scans
@@ -184,7 +190,7 @@ GRADIENTS: Mapping[str, Gradient] = {
     **{f"aten.var.{form}": _reduced(_var, is_static=True) for form in ("default", "dim", "correction")},
     **{f"aten.std.{form}": _reduced(_std, is_static=True) for form in ("default", "dim", "correction")},
     "aten.logsumexp.default": _reduced(_logsumexp),
-    "aten.linalg_vector_norm.default": _reduced(_norm),
+    "aten.linalg_vector_norm.default": _of_norm,
     **{f"aten.{name}": of_call(_softmax) for name in ("softmax.int", "_softmax.default")},
     **{f"aten.{name}": of_call(_log_softmax) for name in ("log_softmax.int", "_log_softmax.default")},
     "aten.cumsum.default": of_call(_cumsum),
