@@ -13,6 +13,7 @@ from smelt.cli.bench import bench
 from smelt.cli.cache import cache
 from smelt.cli.demo import demo
 from smelt.cli.docs import docs
+from smelt.cli.explore import explore
 from smelt.cli.ingot import diff
 from smelt.cli.program import explain, show
 from smelt.cli.run import run
@@ -24,6 +25,7 @@ _COMMANDS: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("run", run),
     ("show", show),
     ("explain", explain),
+    ("explore", explore),
     ("bench", bench),
     ("diff", diff),
     ("cache", cache),
