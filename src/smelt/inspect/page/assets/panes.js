@@ -194,7 +194,8 @@
       this.rows = [];
       const list = el("ol", { class: "steps" });
       code.steps.forEach((step, index) => {
-        if (["memory"].includes(step.kind) || (step.kind === "block" && !plan.uidsOf[index].length)) {
+        // What does nothing but keep books is left out.
+        if (step.kind === "memory" || step.kind === "block" || step.what === "View") {
           this.rows.push(null);
           return;
         }
