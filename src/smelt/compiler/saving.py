@@ -27,6 +27,7 @@ from smelt.diag.packages import VERSION
 from smelt.ir import STATE_OPS, Graph, TensorType, Value
 from smelt.ops.convert import dtype_to_torch
 from smelt.package.natives import TARGETS, Code, NativeWriter
+from smelt.package.paths import with_short_paths
 from smelt.package.state import Tensors
 from smelt.package.structures import structure_of
 from smelt.runtime.cache import code_cache
@@ -148,8 +149,8 @@ class _Writer:
         assert isinstance(args, Sequence_) and isinstance(kwargs, Mapping_)
         graph, as_written = f"graphs/{name}.txt", f"graphs/{name}.as_written.txt"
         assert unit.captured.graph is not None
-        self.entries[graph] = [str(unit.graph).encode()]
-        self.entries[as_written] = [str(unit.captured.graph).encode()]
+        self.entries[graph] = [with_short_paths(str(unit.graph)).encode()]
+        self.entries[as_written] = [with_short_paths(str(unit.captured.graph)).encode()]
         native: dict[str, str] = {}
         why_not: dict[str, str] = {}
         folded: set[int] = set()

@@ -20,6 +20,7 @@ from smelt.codegen.lower.held import Computed, Live, Panels
 from smelt.codegen.lower.result import Lookup, Lowered, StateName
 from smelt.codegen.lower.static_program import Apply, At, Content, Read, StaticProgram
 from smelt.diag import Options
+from smelt.package.paths import short_path
 from smelt.package.state import Tensors
 from smelt.runtime.cache import code_cache
 from smelt.runtime.ingot import held_json, plan_json, recipe_json
@@ -69,7 +70,7 @@ class NativeWriter:
     def entry(self) -> Any:
         """The entry as JSON. Raises: plan_json.NotWritten."""
         lowered, plan = self.lowered, self.lowered.plan
-        written = plan_json.write(plan, self._kernel)
+        written = plan_json.write(plan, self._kernel, short_path)
         used = {slot for each in plan.instructions for slot in uses_of(each)} | set(plan.outputs)
         held = [[slot, held_json.write(self._held(slot, tensor))] for slot, tensor in plan.held if slot in used]
         written["fixed"] = sorted(plan.fixed & used)

@@ -44,8 +44,11 @@ class NotWritten(Exception):
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def write(plan: Plan, kernel: Callable[[KernelCode], int]) -> Any:
-    """The plan as JSON; kernel: the number that its code is known by. Raises: NotWritten."""
+def write(plan: Plan, kernel: Callable[[KernelCode], int], shown: Callable[[str], str]) -> Any:
+    """The plan as JSON; kernel: the number that its code is known by; shown: a source file's path as others see it.
+
+    Raises: NotWritten.
+    """
     return {
         "nslots": plan.nslots,
         "inputs": list(plan.inputs),
@@ -55,11 +58,11 @@ def write(plan: Plan, kernel: Callable[[KernelCode], int]) -> Any:
         "keep_grad_mode": plan.keep_grad_mode,
         "fixed": sorted(plan.fixed),
         "kinds": [[slot, kind] for slot, kind in sorted(plan.kinds.items())],
-        "instructions": [_written(instruction, kernel) for instruction in plan.instructions],
+        "instructions": [_written(instruction, kernel, shown) for instruction in plan.instructions],
     }
 
 
-def _written(instruction: Instruction, kernel: Callable[[KernelCode], int]) -> Any:
+def _written(instruction: Instruction, kernel: Callable[[KernelCode], int], shown: Callable[[str], str]) -> Any:
     match instruction:
         case p.PyCall():
             raise NotWritten("Python is called in it")
@@ -77,7 +80,8 @@ def _written(instruction: Instruction, kernel: Callable[[KernelCode], int]) -> A
             own = [instruction.operation.name, instruction.dst, [_argument(arg) for arg in instruction.args]]
         case p.Expect():
             dtype = None if instruction.dtype is None else dtype_name(instruction.dtype)
-            where = None if instruction.where is None else _span(instruction.where)
+            span = instruction.where
+            where = None if span is None else [shown(span.file), span.line, span.function]
             own = [instruction.slot, _argument(instruction.literal), dtype, where]
         case _:
             own = [_plain(getattr(instruction, field.name)) for field in fields(instruction)]
@@ -89,10 +93,6 @@ def _operator_name(op: Any) -> str:
     if _overload(name) is not op:
         raise NotWritten(f"{name} is not found by its name")
     return name
-
-
-def _span(span: Span) -> Any:
-    return [span.file, span.line, span.function]
 
 
 def _plain(value: Any) -> Any:
