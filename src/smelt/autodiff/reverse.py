@@ -6,7 +6,7 @@ that sums round alike. An operator without a gradient of its own takes torch's: 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from smelt._torch.autocast import is_composite
 from smelt.autodiff.activity import is_differentiated, may_depend
@@ -185,6 +185,8 @@ class Reverse:
     def _operator(self, node: Node) -> None:
         rule, schema = gradient_of(node.op), schema_of(node.op)
         grads = self._of_results(node)
+        if schema is not None and _is_sparse(arguments_of(schema, node.args, node.kwargs)):
+            raise _cannot(node, "its gradient is a sparse tensor")
         if rule is not None and schema is not None and _is_real(node):
             call = arguments_of(schema, node.args, node.kwargs)
             parts = rule(self.emitter, call, tuple(node.results), grads)
@@ -253,6 +255,11 @@ def _pairs(node: Node, parts: Sequence[Arg]) -> list[tuple[Value, Arg]]:
         users = [user for user in node.result.users if isinstance(user, Node) and user.op == "unpack"]
         return [pair for user in users for pair in zip(user.results, parts, strict=True)]
     return list(zip(node.results, parts, strict=True))
+
+
+def _is_sparse(call: Mapping[str, Arg]) -> bool:
+    """Whether a call (`embedding`, `gather`) asks for a sparse gradient."""
+    return call.get("sparse") is True or call.get("sparse_grad") is True
 
 
 def _is_real(node: Node) -> bool:

@@ -20,6 +20,7 @@ import torch
 from smelt._torch.busy import busy
 from smelt._torch.exact import MISSING
 from smelt._torch.leaves import is_leaf
+from smelt._torch.saved_hooks import is_in_checkpoint
 from smelt._torch.state import is_grad_enabled
 from smelt._torch.storage import without_elements
 from smelt.capture.kept_casts import KeptCast
@@ -194,6 +195,9 @@ class Builds:
         if self._unrecorded and not missed and not self._original.is_whole:
             self._unrecorded -= 1
             return self._original.run(RAISED, args, kwargs, is_fault=False)
+        if self._original.settings.options.train and is_in_checkpoint():
+            # A run is repeated there, and must save the same tensors: eagerly both times, or compiled both times.
+            return self._original.run("it is first called in a checkpoint", args, kwargs, is_fault=False)
         if is_uninitialized(self._target):
             return self._original.run("parameters get their sizes in this call", args, kwargs, is_fault=False)
         if not self._table.lock.acquire(blocking=False) and not self._await_build():

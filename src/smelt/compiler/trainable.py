@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from smelt._torch.autocast import no_autocast
+from smelt._torch.leaves import is_leaf
+from smelt._torch.storage import same_storage
 from smelt.autodiff import Joint, certain_values, extract, halves, joint_graph
 from smelt.codegen.lower import Lowered, lower
 from smelt.codegen.lower.result import Fresh
@@ -194,6 +196,8 @@ class _Node(torch.autograd.Function):
         kept = set(program.halves.kept)
         # For gradients of gradients alone: no reason to complain where they are written to meanwhile.
         ctx.others = [(i, x, x._version) for i, x in enumerate(inputs) if i not in kept and isinstance(x, torch.Tensor)]
+        # Autograd keeps a leaf as it is. Where `leaf.data` is set meanwhile, the gradient is that of the old numbers.
+        ctx.leaves = {i: x.detach() for i, x in enumerate(inputs) if requires_gradients(x) and is_leaf(x)}
         ctx.save_for_backward(*(x for x in saved if isinstance(x, torch.Tensor)))
         ctx.numbers = [None if isinstance(x, torch.Tensor) else (x,) for x in saved]
         return results
@@ -217,8 +221,22 @@ class _Node(torch.autograd.Function):
                 inputs[number] = tensor
             for number, tensor in zip(program.halves.kept, saved, strict=False):
                 inputs[number] = tensor
+            for number, was in ctx.leaves.items():
+                if not _has_memory_of(inputs[number], was):
+                    raise RuntimeError(
+                        "one of the variables needed for gradient computation has other data than in the forward pass: "
+                        f"an input of the compiled {program.graph.name}, [{was.type()} {list(was.shape)}]"
+                    )
             found = program.run_backward_again(inputs, grads)
         else:
+            for position, number in enumerate(program.halves.kept):
+                saved[position] = ctx.leaves.get(number, saved[position])
             found = program.run_backward(saved, grads)
         left = iter(found)
         return (None, None, *(next(left) if is_wanted else None for is_wanted in program.requires))
+
+
+def _has_memory_of(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a tensor lies where another one does, and as that."""
+    is_alike = tensor.shape == other.shape and tensor.stride() == other.stride()
+    return is_alike and tensor.storage_offset() == other.storage_offset() and same_storage(tensor, other)
