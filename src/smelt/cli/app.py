@@ -12,9 +12,9 @@ import smelt
 from smelt.cli.bench import bench
 from smelt.cli.cache import cache
 from smelt.cli.demo import demo
+from smelt.cli.diff import diff
 from smelt.cli.docs import docs
 from smelt.cli.explore import explore
-from smelt.cli.ingot import diff
 from smelt.cli.program import explain, show
 from smelt.cli.run import run
 from smelt.cli.terminal import plain_warnings, user_traceback
