@@ -256,6 +256,15 @@ class TestLoaded:
         data = (tmp_path / "m.ingot").read_bytes()
         assert b"programs.py" in data and str(Path(__file__).parent).encode() not in data
 
+    def test_it_is_part_of_a_program_that_calls_it(self, tmp_path: Path) -> None:
+        x, model = torch.randn(3, 16), Mlp().eval()
+        with torch.no_grad():
+            smelt.trace(model, (x,)).save(tmp_path / "m.ingot")
+            loaded = load(tmp_path / "m.ingot")
+            outer = smelt.trace(lambda x: loaded(x) * 2, (x,))
+            agree(outer(x + 1), model(x + 1) * 2)
+            assert any(node.op.startswith("aten.gelu") for node in outer.graph.walk())
+
     def test_an_index_out_of_range_is_eagers_error(self, tmp_path: Path) -> None:
         table, ids = torch.randn(4, 3), torch.tensor([1, 2])
         smelt.trace(looked_up, (table, ids)).save(tmp_path / "m.ingot")

@@ -144,7 +144,6 @@ class _Writer:
     def _method(self, name: str, saved: Saved, codes: Mapping[str, Code]) -> Method:
         unit, signature = saved.unit, saved.unit.signature
         state = self._state_of(name, unit)
-        # The module's own tensors, as they are now: a capture is of no others.
         args, kwargs = structure_of(signature.args, "args"), structure_of(signature.kwargs, "kwargs")
         assert isinstance(args, Sequence_) and isinstance(kwargs, Mapping_)
         graph, as_written = f"graphs/{name}.txt", f"graphs/{name}.as_written.txt"

@@ -17,7 +17,7 @@ from smelt.codegen.contract.packing import Packing, packing_source
 from smelt.codegen.llvm.isa import AVX2, AVX512, NEON, Isa
 from smelt.codegen.llvm.objects import compile_kernels
 from smelt.codegen.lower.held import Computed, Live, Panels
-from smelt.codegen.lower.result import Lookup, Lowered, StateName
+from smelt.codegen.lower.result import Lookup, Lowered
 from smelt.codegen.lower.static_program import Apply, At, Content, Read, StaticProgram
 from smelt.diag import Options
 from smelt.package.paths import short_path
@@ -162,8 +162,3 @@ def _argument(arg: Any) -> Any:
     if isinstance(arg, At):
         return Result(arg.step)
     return tuple(map(_argument, arg)) if isinstance(arg, tuple) else arg
-
-
-def names_of(lowered: Lowered) -> list[StateName]:
-    """All that a plan has of the state."""
-    return list(dict.fromkeys((*lowered.handles, *lowered.constants)))

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from smelt._torch.busy import recordings
 from smelt.diag import CaptureError, Miss, PackageError, SmeltError, SmeltWarning, user_level
 from smelt.diag.collector import full_collections_later
 from smelt.runtime.elf import MACHINE_X86_64
@@ -355,6 +356,8 @@ class EntryPoint:
         """Whether only torch's own operators give the call's result: for gradients, devices and memory layouts."""
         if torch.is_grad_enabled() and (any(t.requires_grad for t in inputs) or self._requires_grad()):
             return True
+        if recordings():  # of a program that calls this one, maybe: what is to be recorded are operators
+            return True
         for wanted, tensor in zip(self.method.inputs, inputs, strict=True):
             plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and type(tensor) in _PLAIN
             if not plain or tensor.is_neg() or tensor.is_conj() or not _has_strides(tensor, wanted.strides):
@@ -450,7 +453,9 @@ class EntryPoint:
                 fix="call it under torch.no_grad(), or train the program that it was saved from",
                 code="S0107",
             )
-        found: Sequence[Any] = self._by_text().run(inputs, self._lookup, native=not needs_grad and not self._is_native)
+        found: Sequence[Any] = self._by_text().run(
+            inputs, self._lookup, native=not (needs_grad or self._is_native or recordings())
+        )
         return found
 
 
