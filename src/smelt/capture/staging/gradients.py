@@ -20,6 +20,7 @@ from smelt.capture.spans import Spans
 from smelt.diag import Span
 from smelt.ir import STATE_OPS, Node, TensorType, Value
 from smelt.ops.convert import dtype_to_torch
+from smelt.ops.effects import alias_of, effects
 from smelt.ops.torch_gradients import GRADIENT
 
 _WHY = "the recorded run has not shown which tensors get a gradient here"
@@ -91,19 +92,21 @@ class Gradients:
     def _recorded(self, session: Any, roots: Sequence[torch.Tensor]) -> Node:
         """The node that the recorded run has for this line. Raises: CannotStage where there is none, or several."""
         if not session.is_on_all_paths:
+            session.asks_natively = True  # a graph of the recorded path may say it
             session.cannot("gradients are computed on one path only", _ONE_PATH)
         site = session.site()
         span: Span | None = None if site is None else self._spans.of(site)
         graph = self._native.graph
         found = [n for n in graph.walk() if n.op == GRADIENT and n.span == span] if graph is not None else []
-        wanted = {tuple(v.name for v in _wrt(node)) for node in found}
+        wanted = {tuple(_leaf(v).name for v in _wrt(node)) for node in found}
         if not found or len(wanted) > 1 or len(listed(found[0].args[0])) != len(roots):
             session.cannot("gradients are computed in the program", _WHY)
         return found[0]
 
     def _tensor(self, session: Any, value: Value) -> torch.Tensor:
         """The user's tensor that a leaf of the recorded run is."""
-        node, native = value.node, self._native
+        value, native = _leaf(value), self._native
+        node = value.node
         if node is not None and node.op in STATE_OPS:
             found: torch.Tensor = native.state.lookup(node.op, str(node.args[0]))
         elif node is None:
@@ -136,6 +139,13 @@ class Gradients:
             (INFO, noted, named, (slots,), recorder._find_site(2), recorder.scope.path, recorder._modes_now())
         )
         return made
+
+
+def _leaf(value: Value) -> Value:
+    """The tensor that a value was before operators wrote to it in place."""
+    while value.node is not None and effects(value.node).writes and alias_of(value.node) is not None:
+        value = alias_of(value.node) or value
+    return value
 
 
 def _wrt(node: Node) -> list[Value]:
