@@ -11,7 +11,7 @@ from smelt._torch import mkldnn
 from smelt.codegen.llvm.isa import host_isa
 from smelt.codegen.lower import Lowered, lower
 from smelt.diag import Options
-from smelt.ir import parse
+from smelt.ir import TensorType, parse
 from smelt.ops.evaluate import evaluate
 from smelt.runtime.cpu import cpu_flags
 from tests.codegen.harness import RULE, State, check, executables, lookup_in, lowered, rms_ratio
@@ -223,3 +223,35 @@ graph f(%x: bf16[{rows}, 96]) -> bf16[{rows}, 64] {{
     weight = torch.randn(64, 96).bfloat16()
     made = lower(parse(text), lambda kind, path: weight)
     assert made.report.counts == ({"kernel": 1} if rows == 8 else {"library": 1}) | {"state": 1}
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "product"),
+    [
+        ("f32[33, 17]", "f32[1, 17]", "aten.linear.default(%l, %r, %b)"),
+        ("f32[33, 17]", "f32[17, 1]", "aten.mm.default(%l, %r)"),
+        ("f32[33, 17]{1, 33}", "f32[17, 1]", "aten.mm.default(%l, %r)"),
+        ("f32[33, 17]{51, 3}", "f32[1, 17]{34, 2}", "aten.linear.default(%l, %r)"),
+        ("f32[33, 17]", "f32[17, 1]", "aten.addmm.default(%c, %l, %r, beta=0.5, alpha=2.0)"),
+        ("f64[40, 700]", "f64[700, 1]", "aten.mm.default(%l, %r)"),
+    ],
+)
+def test_a_single_column_of_activations(isa: None, left: str, right: str, product: str) -> None:
+    """It is a row of dot products, what stands behind it included."""
+    rows, kind = (33, "f32") if "33" in left else (40, "f64")
+    text = (
+        f"graph f(%l: {left}, %r: {right}, %b: {kind}[1], %c: {kind}[{rows}, 1]) -> {kind}[{rows}, 1] {{\n"
+        f"  %0: {kind}[{rows}, 1] = {product}\n"
+        f"  %1: {kind}[{rows}, 1] = aten.relu.default(%0)\n"
+        f"  %2: {kind}[{rows}, 1] = aten.mul.Tensor(%1, %c)\n"
+        "  return %2\n}"
+    )
+    inputs = []
+    for seed, value in enumerate(parse(text).inputs):
+        type_ = value.type
+        assert isinstance(type_, TensorType)
+        made = torch.empty_strided(type_.sizes, type_.steps, dtype=torch.float64 if kind == "f64" else torch.float32)
+        inputs.append(made.copy_(normal(*type_.sizes, seed=seed)))
+    plan = check_near(text, inputs)
+    assert plan.report.counts["kernel"] == 1
+    assert plan.report.counts["fused"] == 2

@@ -98,3 +98,20 @@ def test_of_zeros_of_two_signs_fmax_and_fmin_take_torchs(dtype: torch.dtype) -> 
     for _ in range(2):
         for found, wanted in zip(compiled(x, y), expected, strict=True):
             assert torch.equal(found, wanted) and torch.equal(found.signbit(), wanted.signbit())
+
+
+@pytest.mark.parametrize("dtype", [*_HALF, torch.float32])
+def test_squared_errors_round_where_torchs_do(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(37, 5, generator=generator).to(dtype) for _ in range(2))
+    for reduction in ("none", "mean", "sum"):
+
+        def program(x: torch.Tensor, y: torch.Tensor, how: str = reduction) -> torch.Tensor:
+            return torch.nn.functional.mse_loss(x, y, reduction=how)
+
+        compiled = smelt.compile(program, options={"adaptive": False})
+        for _ in range(2):
+            got = compiled(x, y)
+        torch.testing.assert_close(got, program(x, y), rtol=0 if dtype in _HALF else 1e-6, atol=0)
+        kernels = [row for row in smelt.explain(compiled).to_dict()["kernels"] if "computes" in row]
+        assert [row["launches"] for row in kernels] == [1]

@@ -546,6 +546,7 @@ def _mse(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     _require(call["reduction"] == 0 and is_float(out), "it is averaged")
     m = math_dtype(out)
     d = p.op("sub", m, _in_math(p, call["self"], idx, out), _in_math(p, call["target"], idx, out))
+    d = p.cast(p.cast(d, out), m)  # eager rounds the difference, too
     return p.cast(p.op("mul", m, d, d), out)
 
 

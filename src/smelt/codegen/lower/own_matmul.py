@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from smelt.codegen.contract.dots import HEIGHTS
 from smelt.codegen.contract.epilogue import bound
 from smelt.codegen.contract.gemm import Right
 from smelt.codegen.contract.planning import is_worthwhile, plan_product, takes_dots
@@ -22,6 +23,7 @@ from smelt.codegen.fusion.epilogue import epilogue_expr, epilogue_nodes
 from smelt.codegen.fusion.pull import Memory
 from smelt.codegen.fusion.tidy import mapped
 from smelt.codegen.kernels.nest import ACC, Const, Expr, Index, Load, Op, Ref
+from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, row_major, tensor_type
 from smelt.codegen.lower.geometry import Geometry
@@ -29,7 +31,7 @@ from smelt.codegen.lower.kernels import About
 from smelt.codegen.lower.linear import library_has_tiles, own_isa
 from smelt.codegen.lower.own_products import Fused, applied, emit, is_fusible
 from smelt.ir import DType, Node, TensorType, Value
-from smelt.ir.sizes import equals, is_one
+from smelt.ir.sizes import blind, equals, is_one
 from smelt.ops.sets import PRODUCTS
 
 
@@ -51,7 +53,10 @@ class Batches:
 
 @dataclass(frozen=True, slots=True)
 class OwnMatmul:
-    """alpha * left @ right + beta * added, right read as its transpose where `is_transposed`, with the nodes behind."""
+    """alpha * left @ right + beta * added, right read as its transpose where `is_transposed`, with the nodes behind.
+
+    is_turned: right is a single column, so that right^T @ left^T is computed, a single row.
+    """
 
     node: Node
     left: Value
@@ -61,6 +66,7 @@ class OwnMatmul:
     beta: float
     is_transposed: bool
     nodes: tuple[Node, ...]
+    is_turned: bool = False
 
     @property
     def result(self) -> Value:
@@ -82,12 +88,22 @@ def own_matmul_of(ctx: Context, node: Node, claimed: set[Node]) -> OwnMatmul | N
     *_, m, n = tensor_type(node.result).sizes
     if library_has_tiles(tensor_type(node.result).dtype, m):
         return None
+    if _has_one_column(found, m, n):
+        found, m, n = replace(found, is_turned=True), 1, m
     if isa is None or _batches(found, *eager) is None or not is_worthwhile(m, n, tensor_type(found.left).sizes[-1]):
         return None
     nodes = epilogue_nodes(node.result, lambda n: n not in claimed)
     while nodes and not is_fusible(isa, nodes, node.result):
         nodes.pop()
     return replace(found, nodes=tuple(nodes))
+
+
+@blind
+def _has_one_column(own: OwnMatmul, m: int, n: int) -> bool:
+    """Whether right is a single column, for more rows than dot products take at once."""
+    types = [tensor_type(v) for v in (own.left, own.right)]
+    is_flat = all(len(t.sizes) == 2 and t.is_static and t.dtype in (DType.F32, DType.F64) for t in types)
+    return is_flat and n == 1 and m > max(HEIGHTS)
 
 
 def _operands(ctx: Context, node: Node) -> OwnMatmul | None:
@@ -162,6 +178,9 @@ def lower_own_matmul(ctx: Context, own: OwnMatmul) -> None:
     dtype = tensor_type(own.node.result).dtype
     isa = own_isa(ctx, dtype)
     assert isa is not None
+    if own.is_turned:
+        _lower_column(ctx, own, isa)
+        return
     sizes = tensor_type(own.node.result).sizes
     m, n, k = sizes[-2], sizes[-1], tensor_type(own.left).sizes[-1]
     lies, right = _right(ctx, own, m)
@@ -188,6 +207,32 @@ def lower_own_matmul(ctx: Context, own: OwnMatmul) -> None:
         2 * batches.count * m * n * k,
     )  # fmt: skip
     emit(ctx, plan, slots, out, fused, _eager(own, fused.values), about)
+
+
+def _lower_column(ctx: Context, own: OwnMatmul, isa: Isa) -> None:
+    """The launch of a product with a single column: dot products of that with the rows of left."""
+    type_, (m, k) = tensor_type(own.node.result), tensor_type(own.left).sizes
+    column, matrix = ctx.place(own.right), ctx.place(own.left)
+    if _steps(column.geometry, own.is_transposed)[0] != 1:
+        column = ctx.with_strides(column, row_major(column.geometry.sizes).strides)
+    if 1 not in matrix.geometry.strides:
+        matrix = ctx.with_strides(matrix, row_major(matrix.geometry.sizes).strides)
+    row, along_k = matrix.geometry.strides
+    lies: Right = "columns" if along_k == 1 else "rows"
+    added = None if own.added is None else ctx.place(own.added)
+    batches = _batches(own, matrix.geometry, column.geometry, None if added is None else added.geometry)
+    assert batches is not None, "there are none of two dimensions"
+    fused = _fused(ctx, own, added, batches, m)
+    problem = Problem(1, m, k, k, 1, 0, row if lies == "columns" else along_k, m, 0, 1, *((0, 0) * 3))
+    plan = plan_product(isa, type_.dtype, lies, problem, 1, fused.bound)
+    out = ctx.buffer(own.result, type_.sizes)
+    nbytes, work = (m + m * k + k) * type_.dtype.itemsize, f"{type_.dtype} {m}x1x{k} ({plan.kind})"
+    eager = _eager(own, fused.values)
+    emit(
+        ctx, plan, (ctx.builder.handle(column), ctx.builder.handle(matrix)), out, fused,
+        lambda right, left, *others: eager(left, right, *others),
+        About(work, (own.node, *own.nodes), nbytes, 2 * m * k),
+    )  # fmt: skip
 
 
 def _steps(right: Geometry, is_transposed: bool) -> tuple[int, int]:
@@ -246,6 +291,8 @@ def _fused(ctx: Context, own: OwnMatmul, added: Place | None, batches: Batches, 
 
     def in_batches(index: Index) -> Index:
         row, column = index.strides
+        if own.is_turned:
+            return Index(index.offset, (0, 0, column, row))
         return Index(index.offset, (row * m * batches.sizes[1], row * m, row, column))
 
     def combined(part: Expr) -> Expr | None:
@@ -257,7 +304,8 @@ def _fused(ctx: Context, own: OwnMatmul, added: Place | None, batches: Batches, 
         if added is None or own.added is None:
             return product
         dtype = tensor_type(own.added).dtype
-        strides = (*batches.added, _stride(added.geometry, -2), _stride(added.geometry, -1))
+        rows = _stride(added.geometry, -2), _stride(added.geometry, -1)
+        strides = (*batches.added, *(reversed(rows) if own.is_turned else rows))
         load: Expr = Load(len(operands), Index(0, strides), dtype)
         if dtype is not part.dtype:
             load = Op("cast", (load,), part.dtype)

@@ -31,6 +31,14 @@ def _lower_layer_norm(b: Emitter, call: Call) -> Arg:
     return _affine(b, y, call["weight"], call["bias"])
 
 
+def _lower_mse_loss(b: Emitter, call: Call) -> Arg | None:
+    """The mean, or the sum, of each element's loss, which is an operator of its own."""
+    reduced = {1: "aten.mean.default", 2: "aten.sum.default"}.get(call["reduction"])
+    if reduced is None:
+        return None
+    return b.call(reduced, b.call("aten.mse_loss.default", call["self"], call["target"], 0))
+
+
 def _lower_rms_norm(b: Emitter, call: Call) -> Arg | None:
     x, dims = call["input"], tuple(range(-len(call["normalized_shape"]), 0))
     if call["eps"] is None:
@@ -216,6 +224,8 @@ NN: tuple[OpRecord, ...] = (
         "aten.mse_loss.default",
         "torch.nn.functional.mse_loss",
         fixed(lambda: [sample(floats(3, 4), floats(3, 4, seed=1))]),
+        lower=_lower_mse_loss,
+        exact=True,
         traits=Trait.KEPT_IN_F32 | Trait.READS_ALL,
     ),
 )
