@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from smelt.analysis.liveness import nbytes
 from smelt.codegen.llvm.isa import host_isa
 from smelt.codegen.llvm.objects import assembly_of
 from smelt.codegen.lower.report import KernelReport, Report
 from smelt.inspect.page.model import Buffer, Chosen, Decided, Kernel, Ran, Step
 from smelt.inspect.page.stages import value_names
-from smelt.ir import Value
 from smelt.runtime import plan as p
 from smelt.runtime.failures import describe
 from smelt.runtime.profile import ProfileRow
@@ -142,11 +140,6 @@ def choices_of(report: Report) -> list[Chosen]:
         Chosen(c.shape, c.chosen, c.reason, c.nodes, {one.name: one.latency_us for one in c.candidates})
         for c in report.choices
     ]
-
-
-def plain_nbytes(value: Value) -> int:
-    """Bytes of a value of static type."""
-    return plain(nbytes(value))
 
 
 def plain(count: object) -> int:
