@@ -171,7 +171,9 @@ def report(step: Any) -> str:
     [
         ("SGD", {}), ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}), ("SGD", {"foreach": True}),
         ("Adam", {}), ("Adam", {"amsgrad": True, "weight_decay": 0.01}), ("AdamW", {}), ("AdamW", {"foreach": True}),
-        ("AdamW", {"maximize": True}), ("RMSprop", {"centered": True}), ("Adagrad", {}), ("Adadelta", {}),
+        ("AdamW", {"maximize": True}),
+        ("AdamW", {"fused": True}), ("Adam", {"fused": True, "amsgrad": True, "weight_decay": 0.01}),
+        ("SGD", {"fused": True, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}), ("SGD", {"fused": True}), ("RMSprop", {"centered": True}), ("Adagrad", {}), ("Adadelta", {}),
         ("Adamax", {}), ("NAdam", {}), ("RAdam", {}), ("Rprop", {}),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else value,

@@ -28,6 +28,7 @@ from smelt.passes.base import Pass, PassContext, emitter
 from smelt.passes.diagonals import fill_diagonals
 from smelt.passes.fresh_outs import fill_fresh_outs
 from smelt.passes.functional_plan import Plan, Step, plan_of, step_of
+from smelt.passes.fused_updates import write_updates_out
 from smelt.passes.identities import settle
 from smelt.passes.lists_apart import take_lists_apart
 from smelt.passes.made_views import view_made_tensors
@@ -43,6 +44,7 @@ def _run(graph: Graph, context: PassContext) -> bool:
     view_made_tensors(rewriter)
     emit = emitter(rewriter)
     take_lists_apart(rewriter, emit)
+    write_updates_out(rewriter, emit)
     fill_fresh_outs(rewriter, emit)
     fill_diagonals(rewriter, emit)
     plan = plan_of(graph, context.entangled)
