@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import smelt
@@ -177,3 +178,28 @@ def test_errors_that_nothing_but_the_program_needs() -> None:
     with pytest.raises(AssertionError, match="too large"):
         compiled(torch.full((2,), 5.0, requires_grad=True), torch.ones(2))
     assert is_compiled(compiled)
+
+
+def _drawing(x: Tensor, w: Tensor) -> Tensor:
+    y = x * w
+    if x.sum() > 0:
+        y = F.dropout(y, 0.3, True)
+        y = F.dropout(y * w, 0.2, True).tanh() if y.sum() > 1 else y.sin()
+    else:
+        y = F.dropout(y, 0.9, True) + torch.rand(3, 4) * w
+    return (y * y).sum()
+
+
+def test_random_numbers_in_branches() -> None:
+    """They are drawn once, in eager's order, whichever arms run; the gradient takes what was drawn."""
+    compiled = smelt.compile(_drawing, options={"train": True})
+    for step in range(6):
+        found = []
+        for run in (_drawing, compiled):
+            x = (torch.linspace(-1, 2, 12).reshape(3, 4) * (-1) ** step + 0.2 * step).requires_grad_()
+            w = torch.full((3, 4), 1.5).requires_grad_()
+            torch.manual_seed(step)
+            loss = run(x, w)
+            found.append([loss.detach(), *torch.autograd.grad(loss, (x, w)), torch.rand(2)])
+        torch.testing.assert_close(*found)
+    assert is_compiled(compiled) and compiled.stats().builds == 1

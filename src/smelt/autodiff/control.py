@@ -35,9 +35,20 @@ _Own = Callable[[Arg], dict[Value, Arg]]
 def reverse_control(reverse: Reverse, node: Node) -> None:
     """Hand the gradients of a branch's or a loop's results to what it uses. Raises: SmeltError (S0303)."""
     for inner in (inner for region in node.regions for inner in region.walk()):
-        if not inner.regions and (effects(inner).rng or effects(inner).io):
+        found = effects(inner)
+        if not inner.regions and (found.io or (found.rng and not _is_in_branches(inner, node))):
             raise _cannot(inner, "it would be done twice in the gradient of a branch or a loop")
     {"if": _branch, "for": _for, "while": _while}[node.op](reverse, node)
+
+
+def _is_in_branches(inner: Node, node: Node) -> bool:
+    """Whether a node stands in a branch, and in nothing but branches below it."""
+    while inner is not node:
+        assert inner.parent is not None and isinstance(inner.parent.owner, Node)
+        inner = inner.parent.owner
+        if inner.op != "if":
+            return False
+    return True
 
 
 def _cannot(node: Node, why: str) -> SmeltError:
@@ -50,6 +61,7 @@ def _cannot(node: Node, why: str) -> SmeltError:
 def _branch(reverse: Reverse, node: Node) -> None:
     b = reverse.emitter
     outer = _free(reverse, node)
+    drawn = _drawn(reverse, node)
     types = [_row_major(value) for value in outer]
     flags = [BOOL for _ in outer] if reverse.tells else []
     made = b.builder.add("if", (node.args[0],), [*types, *flags])
@@ -58,6 +70,7 @@ def _branch(reverse: Reverse, node: Node) -> None:
         arm = b.builder.add_region(made)
         with b.builder.inside(arm):
             inner, mapping = _again(reverse, region, {})
+            _take_drawn(reverse, mapping, drawn)
             for result, arg in zip(node.results, region.yields, strict=True):
                 inner.give(_mapped(arg, mapping), reverse.grads.get(result), reverse.present(result))
             inner.region(arm)
@@ -66,6 +79,40 @@ def _branch(reverse: Reverse, node: Node) -> None:
         drop_unused(reverse.rewriter, arm, is_copy=True)
     for i, value in enumerate(outer):
         reverse.add(value, made.results[i], present=_one_of(told, i, made.results[len(outer) + i]) if flags else None)
+
+
+def _drawn(reverse: Reverse, node: Node) -> dict[Value, Value]:
+    """What is drawn in the arms of a branch, handed out of it, so that the gradient draws nothing anew.
+
+    The other arm hands out anything. Raises: SmeltError (S0303) where its size is not known.
+    """
+    b, found = reverse.emitter, dict[Value, Value]()
+    for region, other in zip(node.regions, reversed(node.regions), strict=True):
+        inside: dict[Value, Value] = {}
+        for inner in list(region):
+            if inner.op == "if":
+                inside.update(_drawn(reverse, inner))
+            elif effects(inner).rng:
+                inside.update((result, result) for result in inner.results)
+        for drawn, value in inside.items():
+            type_ = value.type
+            if not isinstance(type_, TensorType) or not type_.is_static:
+                raise _cannot(node, "what is drawn in it has no known size")
+            found[drawn] = add_result(reverse.rewriter, node, type_)
+            _yield(reverse.rewriter, region, value)
+            with b.builder.inside(other):
+                nothing = b.call("aten.empty_strided.default", type_.sizes, type_.steps, dtype=type_.dtype)
+            _yield(reverse.rewriter, other, nothing if nothing.type == type_ else _as(b, nothing, type_))
+    return found
+
+
+def _take_drawn(reverse: Reverse, mapping: dict[Value, Arg], drawn: dict[Value, Value]) -> None:
+    """Have copies take what was drawn."""
+    for value, given in drawn.items():
+        copy = mapping.get(value)
+        if isinstance(copy, Value) and copy.node is not None:
+            reverse.rewriter.replace_node(copy.node, (given,))
+            mapping[value] = given
 
 
 def _one_of(told: Sequence[Sequence[Arg]], i: int, merged: Value) -> Arg:
