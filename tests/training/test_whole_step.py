@@ -370,3 +370,31 @@ def test_the_graph_of_a_step_is_readable_and_right() -> None:
     text = str(program.graph)
     assert "write(%" in text
     assert "py.gradient" not in text
+
+
+@pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
+def test_a_history_that_begins_outside_of_the_step_is_gone_back_through() -> None:
+    """What comes in was computed with a parameter that the step uses, too."""
+    torch.manual_seed(0)
+    ours = Net()
+    theirs = copy.deepcopy(ours)
+    steps = []
+    for model in (ours, theirs):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: Tensor, y: Tensor, model: Net = model, optimizer: torch.optim.Optimizer = optimizer) -> Tensor:
+            loss = F.mse_loss(model.down(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        steps.append(step)
+    steps[0] = smelt.compile(steps[0], options={"adaptive": False})
+    for call in range(5):
+        x, y = torch.randn(6, 8), torch.randn(6, 4)
+        for model, one in zip((ours, theirs), steps, strict=True):
+            hidden = model.norm(model.up(x)) + model.down.bias.sum()
+            one(hidden if call % 2 else hidden.detach(), y)
+        for left, right in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)

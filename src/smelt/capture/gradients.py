@@ -102,7 +102,7 @@ def record_backward(recorder: Any, original: Callable[..., None], args: Any, kwa
     leaves = leaves_behind(roots, nodes) if inputs is None else inputs
     before = [gradient(leaf) for leaf in leaves]
     _, foreign = _watched(lambda: original(*args, **kwargs))
-    if not _is_recordable(recorder, foreign, [*roots, *leaves], leaves):
+    if _begins_outside(recorder, nodes) or not _is_recordable(recorder, foreign, [*roots, *leaves], leaves):
         return
     if not keeps and inputs is None:
         recorder.spent.add(nodes)
@@ -125,11 +125,12 @@ def record_grad(recorder: Any, original: Callable[..., Any], args: Any, kwargs: 
     named = bound(GRAD, args, kwargs)
     roots, inputs = listed(named["outputs"]), listed(named["inputs"])
     create = bool(named["create_graph"])
+    is_outside = _begins_outside(recorder, nodes_behind(roots))
     result, foreign = _watched(lambda: original(*args, **kwargs))
     pairs = [(x, g) for x, g in zip(inputs, result, strict=True) if g is not None]
     if named["is_grads_batched"] or named["materialize_grads"]:
         recorder.fail("torch.autograd.grad has is_grads_batched or materialize_grads on", _WHY, _FIX, "S0104")
-    elif _is_recordable(recorder, foreign, [*roots, *inputs], [g for _, g in pairs]) and pairs:
+    elif pairs and not is_outside and _is_recordable(recorder, foreign, [*roots, *inputs], [g for _, g in pairs]):
         grads = named["grad_outputs"]
         first = None if grads is None else listed(grads)
         _note(recorder, roots, first, [x for x, _ in pairs], [g for _, g in pairs], create)
@@ -145,6 +146,17 @@ def _note(
 ) -> None:  # fmt: skip
     first = [None] * len(roots) if grads is None else list(grads)
     recorder.note(INFO, (list(roots), first, list(wrt)), {"create_graph": True} if create else {}, list(made))
+
+
+def _begins_outside(recorder: Any, nodes: Iterable[Any]) -> bool:
+    """Whether going back leads out of the program, by a tensor that came in with a history; the recorder's error then."""
+    passed = set(map(id, nodes))
+    tensors = [slot.ref() for slot in recorder.inputs] + [entry.tensor for entry in recorder.roots.entries.values()]
+    if not any(tensor is not None and id(history(tensor)) in passed for tensor in tensors):
+        return False
+    why = "what they follow from outside is no part of the graph"
+    recorder.fail("gradients go back through a tensor that came in with a history", why, _FIX, "S0104")
+    return True
 
 
 def _is_recordable(recorder: Any, foreign: str, tensors: Iterable[torch.Tensor], grads: Iterable[torch.Tensor]) -> bool:
