@@ -149,7 +149,7 @@ def _note(
 
 
 def _begins_outside(recorder: Any, nodes: Iterable[Any]) -> bool:
-    """Whether going back leads out of the program, by a tensor that came in with a history; the recorder's error then."""
+    """Whether going back leads out of the program, by a tensor that came in with a history: the recorder's error."""
     passed = set(map(id, nodes))
     tensors = [slot.ref() for slot in recorder.inputs] + [entry.tensor for entry in recorder.roots.entries.values()]
     if not any(tensor is not None and id(history(tensor)) in passed for tensor in tensors):
