@@ -407,6 +407,7 @@ def compare(ours: nn.Module, theirs: nn.Module, call: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
 @pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
 def test_a_step_is_as_eager_makes_it(make: Make, optimizer: str) -> None:

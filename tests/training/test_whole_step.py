@@ -166,6 +166,7 @@ def report(step: Any) -> str:
     return smelt.explain(step).to_text()
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -185,6 +186,7 @@ def test_the_optimizers_of_torch_are_part_of_one_graph(name: str, options: dict[
     assert "compiled anew" not in text, text[:400]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
 @pytest.mark.parametrize(
     "make", [zeroed_first, zeroed_in_place, never_zeroed, clipped, in_parts, by_grad, penalized]
