@@ -16,7 +16,7 @@ from smelt.codegen.lower import nests
 from tests.differential.compare import observe
 from tests.differential.envelope import Envelope
 from tests.differential.judge import OWN
-from tests.differential.test_operators import _catalogued, _operators, _samples
+from tests.differential.test_operators import _catalogued, _samples, operators
 
 _DTYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.int32, torch.int64, torch.uint8,
@@ -90,11 +90,11 @@ def check(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layout: str) -
 
 
 def check_operator(name: str, dtype: torch.dtype, limit: int) -> None:
-    if dtype not in _operators()[name].supported_dtypes("cpu"):
+    if dtype not in operators()[name].supported_dtypes("cpu"):
         return
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for number, (op, args, kwargs) in enumerate(_samples(_operators()[name], dtype)):
+        for number, (op, args, kwargs) in enumerate(_samples(operators()[name], dtype)):
             if number == limit:
                 break
             for layout in LAYOUTS:

@@ -14,8 +14,7 @@ from smelt.ops.evaluate import evaluate
 from smelt.passes.decompose import decompose
 from smelt.passes.manager import run_passes
 from tests.differential.judge import FAST
-from tests.differential.test_operators import _operators as operators
-from tests.differential.test_operators import sample_difference
+from tests.differential.test_operators import operators, sample_difference
 
 NAMES = {
     "einsum": ("aten.einsum.default",),

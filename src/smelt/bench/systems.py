@@ -32,7 +32,6 @@ PRODUCTS: dict[str, torch.dtype] = {**DTYPES, "mixed": torch.bfloat16}
 
 _ALL_BUT_MIXED = frozenset(DTYPES) - {"mixed"}
 
-_COMPILE = "compile"
 """The name under which Smelt offers its compiler; a version without it benchmarks its peers only."""
 
 
@@ -255,7 +254,7 @@ def prepare_smelt(target: Target, args: tuple[Tensor, ...], context: Context) ->
     """
     chosen = {"dtype": "bf16"} if context.dtype == "mixed" else {}
     options = {"cache_dir": str(context.cache_dir), "adaptive": False, **chosen}
-    compiled = getattr(smelt, _COMPILE)(target, options=options)
+    compiled = smelt.compile(target, options=options)
     return Ready(compiled, args, {"options": chosen or "defaults"})
 
 
@@ -274,12 +273,12 @@ def _inductor(name: str, summary: str, options: dict[str, Any]) -> System:
 
 
 def _registry() -> tuple[System, ...]:
-    """All systems, eager first; Smelt itself as soon as this version of it can compile."""
+    """All systems, eager first."""
     every = frozenset(DTYPES)
     ours = (System("smelt", "smelt.compile, defaults", prepare_smelt, dtypes=every),)
     return (
         System("eager", "unmodified PyTorch; every ratio is to it", prepare_eager, dtypes=every),
-        *(ours if hasattr(smelt, _COMPILE) else ()),
+        *ours,
         System("autocast", "torch.autocast to bf16 (mixed rows only)", prepare_autocast, dtypes=frozenset({"mixed"})),
         System("jit", "TorchScript: torch.jit.trace, frozen", prepare_jit),
         _inductor("inductor", "torch.compile, defaults", {}),

@@ -148,8 +148,8 @@ def number_places(changed: FactTest) -> list[Place]:
     """Where a dictionary of the user's holds other floats than it did; nothing where more of it is different."""
     read, before = changed.read, changed.seen
     now = read.owner
-    if read.holder is not now:
-        return []  # an attribute, whose owner looks it up
+    if read.holder is not now or type(now) is not dict or "__builtins__" in now:
+        return []  # an attribute, whose owner looks it up, or a module's name
     if changed.kind == "item" and type(now) is dict and _is_other_float(before, now.get(read.key)):
         names = [read.key]
     elif changed.kind == "content" and type(now) is dict and type(before) is dict and list(now) == list(before):

@@ -14,13 +14,8 @@ from smelt.rewrite import Rewriter
 
 _PREFIX = "aten._foreach_"
 _BINARY = ("add", "sub", "mul", "div")
-# Of two tensors, and of a tensor and a number, where that is not `.Tensor`, `.Scalar` or the only one.
-_OF_TENSORS = {"maximum": "maximum.default", "minimum": "minimum.default", "pow": "pow.Tensor_Tensor"}
-_OF_A_NUMBER = {
-    "maximum": "clamp_min.default", "minimum": "clamp_max.default", "clamp_min": "clamp_min.default",
-    "clamp_max": "clamp_max.default", "pow": "pow.Tensor_Scalar", "lerp": "lerp.Scalar",
-    **{name: f"{name}.Tensor" for name in _BINARY},
-}  # fmt: skip
+# What takes a number where another operator takes a tensor.
+_OF_A_NUMBER = {"maximum": "clamp_min", "minimum": "clamp_max"}
 _PLAIN = ("addcdiv", "addcmul", "mm")
 
 
@@ -77,10 +72,18 @@ def _one(op: str, call: Mapping[str, Arg]) -> tuple[str, tuple[Arg, ...], dict[s
     if len(args) == 1 or name in (*_PLAIN, "copy"):
         found = f"{name}.default"
     elif overload in ("Scalar", "ScalarList"):
-        found = _OF_A_NUMBER.get(name, "")
+        own = _OF_A_NUMBER.get(name, name)
+        found = _first(own, "Tensor" if name in _BINARY else "Tensor_Scalar", "Scalar", "default")
     elif overload in ("List", "Tensor"):
-        found = _OF_TENSORS.get(name, f"{name}.Tensor")
+        found = _first(name, "Tensor_Tensor", "Tensor", "default")
     else:
         return None
     base, _, variant = found.partition(".")
     return f"aten.{base}{ending}.{variant}", args, kwargs
+
+
+def _first(name: str, *overloads: str) -> str:
+    """The first of an operator's overloads that there is."""
+    return next(
+        (f"{name}.{one}" for one in overloads if schema_of(f"aten.{name}.{one}") is not None), f"{name}.default"
+    )

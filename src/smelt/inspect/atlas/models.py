@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, relu, scaled_dot_product_attention, silu, softmax
+from torch.nn.functional import gelu, relu, scaled_dot_product_attention, softmax
 
 Built = tuple[Callable[..., Any], tuple[Tensor, ...]]
 _SEED = 7
+swish = nn.SiLU()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class Llama(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
         h = self.norm2(x)
-        return x + self.down(silu(self.gate(h)) * self.up(h))
+        return x + self.down(swish(self.gate(h)) * self.up(h))
 
 
 class T5(nn.Module):
@@ -196,10 +197,10 @@ class Diffusion(nn.Module):
         self.norm = nn.GroupNorm(4, 2 * width)
 
     def noise(self, x: Tensor, t: Tensor) -> Tensor:
-        first = silu(self.into(x) + self.time(t)[:, :, None, None])
-        deep = self.middle(silu(self.norm(self.down(first))))
+        first = swish(self.into(x) + self.time(t)[:, :, None, None])
+        deep = self.middle(swish(self.norm(self.down(first))))
         wide = nn.functional.interpolate(deep, scale_factor=2.0)
-        return self.out(silu(self.up(torch.cat([wide, first], 1))))
+        return self.out(swish(self.up(torch.cat([wide, first], 1))))
 
     def forward(self, x: Tensor) -> Tensor:
         for step in range(4):
@@ -231,7 +232,7 @@ class Mamba(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x, gate = self.into(x).chunk(2, -1)
-        x = silu(self.conv(x.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2))
+        x = swish(self.conv(x.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2))
         b, c = self.select(x).chunk(2, -1)
         step = nn.functional.softplus(self.step(x))
         h, found = torch.zeros(x.shape[0], *self.a.shape), []
@@ -239,7 +240,7 @@ class Mamba(nn.Module):
             d = step[:, t, :, None]
             h = torch.exp(d * self.a) * h + d * b[:, t, None] * x[:, t, :, None]
             found.append((h * c[:, t, None]).sum(-1))
-        return self.out(torch.stack(found, 1) * silu(gate))
+        return self.out(torch.stack(found, 1) * swish(gate))
 
 
 class Moe(nn.Module):

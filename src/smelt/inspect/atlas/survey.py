@@ -27,22 +27,11 @@ from smelt.inspect.shares import profile_of
 from smelt.inspect.shown import size
 from smelt.inspect.verdict import Race, race
 from smelt.ir import STATE_OPS, Graph
+from smelt.ops.catalogue import family_of
 
 _ROUNDS = 40
 _TOLERANCE = 2e-3  # relative to the largest value of a result
 _SETTINGS: Mapping[str, Any] = {"adaptive": False}
-_KINDS: Sequence[tuple[str, tuple[str, ...]]] = (
-    ("attention", ("scaled_dot_product_attention",)),
-    ("product", ("linear", "mm", "matmul", "addmm", "bmm", "baddbmm", "mv", "dot", "einsum")),
-    ("convolution", ("conv1d", "conv2d", "conv3d", "convolution")),
-    ("norm", ("layer_norm", "batch_norm", "group_norm", "rms_norm", "softmax", "log_softmax")),
-    ("reduction", ("sum", "mean", "max", "min", "amax", "amin", "argmax", "topk", "any", "all", "sort", "prod")),
-    ("movement", (
-        "view", "reshape", "transpose", "permute", "cat", "stack", "slice", "select", "expand", "unsqueeze", "squeeze",
-        "chunk", "split", "flatten", "unflatten", "clone", "copy", "t", "repeat", "repeat_interleave", "contiguous",
-    )),
-    ("gather", ("embedding", "embedding_bag", "index", "gather", "index_select", "index_add", "scatter", "index_put")),
-)  # fmt: skip
 
 
 def survey(
@@ -141,8 +130,7 @@ def _operators(graph: Graph) -> dict[str, int]:
 def _kind(op: str) -> str:
     if op in ("if", "for", "while") or op.startswith("py."):
         return "control"
-    name = op.split(".")[1] if "." in op else op
-    return next((kind for kind, names in _KINDS if name.strip("_") in names), "pointwise")
+    return family_of(op)
 
 
 # --- times

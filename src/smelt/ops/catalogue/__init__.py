@@ -39,6 +39,18 @@ CATALOGUE: tuple[OpRecord, ...] = tuple(replace(r, vjp=GRADIENTS.get(r.name)) fo
 _BY_NAME = MappingProxyType({record.name: record for record in CATALOGUE})
 
 
+_FAMILIES = {
+    "pointwise": POINTWISE, "reduction": REDUCTIONS, "movement": VIEWS, "gather": INDEXING, "creation": CREATION,
+    "product": PRODUCTS, "neural": NN, "layer": LAYERS, "recurrent": RECURRENT, "packed": PACKED,
+}  # fmt: skip
+_FAMILY_OF = MappingProxyType({record.name: family for family, records in _FAMILIES.items() for record in records})
+
+
+def family_of(op: str) -> str:
+    """What kind of operator an overload is, for people ("pointwise", "movement", ...); "other" without a record."""
+    return _FAMILY_OF.get(op, "other")
+
+
 def record_of(op: str) -> OpRecord | None:
     """What the catalogue says of an overload, or None."""
     return _BY_NAME.get(op)

@@ -142,7 +142,7 @@ def _overload(name: str) -> Any:
     namespace, _, rest = name.partition(".")
     packet, _, overload = rest.partition(".")
     found = getattr(getattr(getattr(torch.ops, namespace, None), packet, None), overload or "default", None)
-    return found if isinstance(found, torch._ops.OpOverload) else None
+    return found if isinstance(found, type(torch.ops.aten.add.Tensor)) else None
 
 
 class _Reader:
