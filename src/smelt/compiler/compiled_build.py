@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -568,24 +568,18 @@ class Builds:
     def _takes_written(self, program: ObservedProgram) -> bool:
         """Whether what the run only wrote is state from now on: ways that do not write it leave what it held."""
         outer = [] if program.heap is None else [one for one in program.heap.outer if one.before is not MISSING]
-        known = {place.spot for place in self._places}
-        places = [one.place for one in outer if one.place.spot not in known]
-        if not places or not self._may_have_state or self._states >= STATE_LIMIT:
-            return False
-        self._states += 1
-        self._set_state(StateCalls((*self._places, *places)))
-        self._original.count(f"its state is being found out: it changes {places[0].name}")
-        return True
+        return self._takes([one.place for one in outer])
 
     def _takes_replaced(self, program: ObservedProgram) -> bool:
         """Whether gradients that the run read, and replaced, are state from now on."""
-        places = [] if program.heap is None else program.heap.replaced
-        if not places or not self._may_have_state or self._states >= STATE_LIMIT:
-            return False
-        self._states += 1
-        self._set_state(StateCalls((*self._places, *places)))
-        self._original.count(f"its state is being found out: it changes {places[0].name}")
-        return True
+        return self._takes([] if program.heap is None else program.heap.replaced)
+
+    def _takes(self, places: Sequence[Place]) -> bool:
+        """Whether these places, of a run that has changed them, are state from now on."""
+        new = self._add_state(places)
+        if new:
+            self._original.count(f"its state is being found out: it changes {new[0].name}")
+        return bool(new)
 
     def _frees_numbers(self) -> bool:
         """Whether numbers that somebody has set in a dictionary (a learning rate) are arguments from now on.
@@ -593,16 +587,19 @@ class Builds:
         They were part of what was compiled, and nothing else in that dictionary is different.
         """
         if not self._may_have_state or self._states >= STATE_LIMIT:
-            return False
-        known = {place.spot for place in self._places}
+            return False  # before the facts are asked
         tests = (row.guards.changed_fact() for row in self._table.rows if row.entry is not None)
-        places = [place for test in tests if test is not None for place in number_places(test)]
-        places = list({place.spot: place for place in places if place.spot not in known}.values())
-        if not places:
-            return False
+        return bool(self._add_state([place for test in tests if test is not None for place in number_places(test)]))
+
+    def _add_state(self, places: Sequence[Place]) -> list[Place]:
+        """Those of these places that become state now: all that are none yet, or, at the limit of builds, none."""
+        known = {place.spot for place in self._places}
+        new = list({place.spot: place for place in places if place.spot not in known}.values())
+        if not new or not self._may_have_state or self._states >= STATE_LIMIT:
+            return []
         self._states += 1
-        self._set_state(StateCalls((*self._places, *places)))
-        return True
+        self._set_state(StateCalls((*self._places, *new)))
+        return new
 
     def _give_up_state(self) -> None:
         """The program is split, as if it had none."""

@@ -33,14 +33,13 @@ def _take_apart(rewriter: Rewriter, emit: GraphEmitter, node: Node, schema: Sche
     tensors = call[first]
     if not isinstance(tensors, tuple) or not all(isinstance(t, Value) for t in tensors):
         return
-    lists = {name for name, arg in call.items() if isinstance(arg, tuple)}
-    if any(not isinstance(call[name], tuple) or len(call[name]) != len(tensors) for name in lists):  # type: ignore[arg-type]
+    lists = {name: arg for name, arg in call.items() if isinstance(arg, tuple)}
+    if any(len(arg) != len(tensors) for arg in lists.values()):
         return
     users = [user for result in node.results for user in result.users]
     if not all(isinstance(user, Node) and user.op == "unpack" for user in users):
         return
-    one = [_one(node.op, {n: a[i] if n in lists and isinstance(a, tuple) else a for n, a in call.items()})
-           for i in range(len(tensors))]  # fmt: skip
+    one = [_one(node.op, {**call, **{n: arg[i] for n, arg in lists.items()}}) for i in range(len(tensors))]
     if any(found is None or schema_of(found[0]) is None for found in one):
         return
     with rewriter.builder.at(node):
