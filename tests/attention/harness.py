@@ -116,15 +116,20 @@ class Case:
         out.fill_(float("nan"))
         work = self.work(out)
         buffers = [self.q, self.k, self.v, out, *([] if self.mask is None else [self._spread()])]
-        bounds = [0, *cuts, work.items]
-        ranges = list(pairwise(bounds))
-        random.Random(7).shuffle(ranges)
-        if is_emulated(self.isa):
-            return None if emulated.run(work.source, buffers, work.words, ranges, work.scratch_nbytes) else out
-        args = (ctypes.c_int64 * (len(buffers) + len(work.words)))(*(t.data_ptr() for t in buffers), *work.words)
-        function = _FUNCTION(_loaded(work.source, self.isa).address(work.source.symbol))
-        codes = [_run_range(function, args, begin, end, work.scratch_nbytes) for begin, end in ranges]
-        return None if any(codes) else out
+        return None if launch(work, buffers, self.isa, cuts) else out
+
+
+def launch(work: Work, buffers: Sequence[torch.Tensor], isa: Isa, cuts: Sequence[int] = ()) -> bool:
+    """Run the items in ranges between `cuts`; whether any refused the data."""
+    bounds = [0, *cuts, work.items]
+    ranges = list(pairwise(bounds))
+    random.Random(7).shuffle(ranges)
+    if is_emulated(isa):
+        return bool(emulated.run(work.source, buffers, work.words, ranges, work.scratch_nbytes))
+    args = (ctypes.c_int64 * (len(buffers) + len(work.words)))(*(t.data_ptr() for t in buffers), *work.words)
+    function = _FUNCTION(_loaded(work.source, isa).address(work.source.symbol))
+    codes = [_run_range(function, args, begin, end, work.scratch_nbytes) for begin, end in ranges]
+    return any(codes)
 
 
 def _run_range(function: Any, args: Any, begin: int, end: int, scratch_nbytes: int) -> int:

@@ -1,5 +1,8 @@
-"""Attention as one kernel of our own: tiles of queries against packed keys and values, and a path for few queries."""
+"""Attention as one kernel of our own: tiles of queries against packed keys and values, and a path for few queries.
 
-from smelt.codegen.attention.problem import Attention, Operand, Work, kernel_of
+Its gradients are one kernel, too.
+"""
 
-__all__ = ["Attention", "Operand", "Work", "kernel_of"]
+from smelt.codegen.attention.problem import Attention, Backward, Operand, Work, backward_of, kernel_of
+
+__all__ = ["Attention", "Backward", "Operand", "Work", "backward_of", "kernel_of"]

@@ -1,9 +1,9 @@
-"""Pieces of both attention kernels: rows to f32, products of tiles, and the softmax of a row of scores."""
+"""Pieces of the attention kernels: rows to f32, products of tiles, and the softmax of a row of scores."""
 
 from __future__ import annotations
 
 from smelt.codegen.attention.opaque import OpaqueText
-from smelt.codegen.attention.variant import OPERANDS, ROW_PADDING, WORDS, Variant
+from smelt.codegen.attention.variant import NUMBERS, ROW_PADDING, Variant
 from smelt.codegen.attention.vectors import Lanes, down, least, number, up
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS
@@ -18,10 +18,10 @@ class Parts:
         self.fn = fn = OpaqueText("KERNEL", KERNEL_PARAMETERS)
         self.lanes = Lanes.of(fn, isa, variant.compute, variant.lanes)
         self.kind, self.dtype = self.lanes.kind, variant.dtype
-        names = OPERANDS if variant.mask is not None else OPERANDS[:-1]
+        names, words = variant.operands, variant.words
         self.buffers = {name: fn.address(i) for i, name in enumerate(names)}
-        self.words = {name: fn.word(len(names) + i) for i, name in enumerate(WORDS)}
-        self.numbers = {name: self._number(name) for name in ("bound", "scale_before", "scale_after", "empty")}
+        self.words = {name: fn.word(len(names) + i) for i, name in enumerate(words)}
+        self.numbers = {name: self._number(name) for name in NUMBERS if name in words}
 
     def _number(self, name: str) -> str:
         wide = self.fn.let(f"bitcast i64 {self.words[name]} to double")
@@ -44,8 +44,7 @@ class Parts:
 
     def base(self, buffer: str, batch: str, head: str) -> str:
         """Where a key/value head of a batch begins in a buffer."""
-        dtype = self.variant.mask if buffer == "m" else self.dtype
-        assert dtype is not None
+        dtype = {"m": self.variant.mask, "l": self.variant.compute}.get(buffer) or self.dtype
         place = self.offset((batch, f"{buffer}_batch"), (head, f"{buffer}_head"))
         return self.at(dtype, self.buffers[buffer], place)
 
@@ -113,10 +112,10 @@ class Parts:
         bit = self.fn.let(f"zext i1 {condition} to i32")
         self.fn.store("i32", self.fn.let(f"or i32 {self.fn.load('i32', flag)}, {bit}"), flag)
 
-    def write_row(self, source: str, factor: str, count: str, target: str) -> None:
-        """Write `count` numbers times a factor as a row of the result."""
+    def write_row(self, source: str, factor: str, count: str, target: str, column: str = "o_column") -> None:
+        """Write `count` numbers times a factor as a row of a result. column: the word that is its stride."""
         fn, lanes = self.fn, self.lanes
-        stride = self.words["o_column"]
+        stride = self.words[column]
         is_dense = fn.let(f"icmp eq i64 {stride}, 1")
         whole = fn.let(f"select i1 {is_dense}, i64 {down(fn, count, lanes.count)}, i64 0", "i")
         factors = lanes.splat(factor)
@@ -131,11 +130,12 @@ class Parts:
 
     def product(
         self, left: str, left_row: str | int, right: str, right_row: str | int, depth: str, rows: int, vectors: int,
-        dtype: DType | None = None, ahead: int = 0,
+        dtype: DType | None = None, ahead: int = 0, left_step: int = 1,
     ) -> list[list[str]]:  # fmt: skip
         """left[rows, depth] @ right[depth, vectors], in registers; rows of `left` and `right` lie that far apart.
 
-        dtype: of `right`, if it is not what is computed in. ahead: rows of `right` that are fetched early.
+        dtype: of `right`, if it is not what is computed in. ahead: rows of `right` that are fetched early. left_step:
+        from one column of `left` to the next.
         """
         fn, lanes = self.fn, self.lanes
         dtype = dtype or self.variant.compute
@@ -145,7 +145,7 @@ class Parts:
             if ahead:
                 self.fetch(self.at(dtype, columns, fn.mul(right_row, ahead)), vectors)
             b = [lanes.read(dtype, self.at(dtype, columns, v * lanes.count)) for v in range(vectors)]
-            here = fn.gep(self.kind, left, loop.index)
+            here = fn.gep(self.kind, left, loop.index if left_step == 1 else fn.mul(loop.index, left_step))
             for r in range(rows):
                 a = lanes.splat(fn.load(self.kind, fn.gep(self.kind, here, fn.mul(left_row, r))))
                 for v in range(vectors):

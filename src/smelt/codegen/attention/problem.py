@@ -7,11 +7,13 @@ right for all of them: tiles for rows; the path for few where a known few are th
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from smelt.codegen.attention import few, tile
+from smelt.codegen.attention import backward, few, tile
+from smelt.codegen.attention.backward import KEYS
 from smelt.codegen.attention.few import MAX_KEYS, MAX_ROWS
-from smelt.codegen.attention.variant import BLOCK, WORDS, Tile, Variant
+from smelt.codegen.attention.variant import BLOCK, LOGARITHM_WORDS, WORDS, Tile, Variant
 from smelt.codegen.attention.vectors import lanes_of
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
@@ -50,6 +52,7 @@ class Attention:
     are then refused, since eager multiplies some that it hides by 0, and its kernels differ in which.
     is_spelled: a query whose scores are all -inf gives NaN, as softmax does, and not 0; and the powers are divided
     before they are multiplied with values, so that no product may be larger than a value.
+    logarithms [b, h, s, 1]: where the logarithms of the sums of powers go, as torch's flash kernel keeps them.
     """
 
     q: Operand
@@ -61,11 +64,33 @@ class Attention:
     scale_after: float = 1.0
     is_causal: bool = False
     is_spelled: bool = False
+    logarithms: Operand | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """The gradients of softmax(scale * q @ k^T + mask) @ v for those of its result, `grad`.
+
+    Shapes as in `Attention`; out and logarithms are what it gave.
+    """
+
+    grad: Operand
+    q: Operand
+    k: Operand
+    v: Operand
+    out: Operand
+    logarithms: Operand
+    of_q: Operand
+    of_k: Operand
+    of_v: Operand
+    mask: Operand | None = None
+    scale: float = 1.0
+    is_causal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A launch: the kernel, its words, and how it divides. Buffers are q, k, v, out and, if there is one, the mask."""
+    """A launch: the kernel, its words, and how it divides. Buffers are `variant.operands`, in order."""
 
     source: KernelSource
     words: tuple[int, ...]
@@ -80,10 +105,37 @@ def kernel_of(attention: Attention, isa: Isa) -> Work | None:
     """The kernel of an attention and its launch; None where there is none for these dtypes or sizes."""
     if not _is_fit(attention, isa):
         return None
+    if attention.logarithms is not None:
+        return _tiles(attention, isa)
     return _few(attention, isa) if _is_few(attention, isa) else _tiles(attention, isa)
 
 
-def _is_fit(a: Attention, isa: Isa) -> bool:
+def backward_of(b: Backward, isa: Isa) -> Work | None:
+    """The kernel of the gradients and its launch; None where there is none for these dtypes or sizes."""
+    if not _is_fit(b, isa) or any(t.dtype is not b.q.dtype for t in (b.grad, b.of_q, b.of_k, b.of_v)):
+        return None
+    (batches, _, queries, size), (_, heads, keys, _), value_size = b.q.sizes, b.k.sizes, b.v.sizes[3]
+    variant = Variant(b.q.dtype, None if b.mask is None else b.mask.dtype, is_backward=True)
+    if b.logarithms.dtype is not variant.compute:
+        return None
+    lanes = lanes_of(isa, variant.compute)
+    width, value_width, groups = _rounded(size, lanes), _rounded(value_size, lanes), _group(b)
+    block = _block(keys, KEYS)
+    numbers = backward.scratch_numbers(
+        isa, width=width, value_width=value_width, rows=queries, groups=groups, block=block
+    )
+    limit = _semantics(b.q.dtype, keys, b.is_causal)
+    values = {**_backward_strides(b, groups), **limit, "scale": _bits(b.scale), "heads": heads, "groups": groups}
+    values |= {"queries": queries, "keys": keys, "size": size, "width": width, "block": block}
+    values |= {"value_size": value_size, "value_width": value_width}
+    words = tuple(values[name] for name in variant.words)
+    item_ns = _tiles_ns(groups * queries, groups * queries, keys, 3 * size + 2 * value_size, b.is_causal)
+    nbytes = numbers * variant.compute.itemsize
+    source = backward.backward_kernel(variant, isa)
+    return Work(source, words, batches * heads, item_ns, nbytes, False, backward.__doc__ or "")
+
+
+def _is_fit(a: Attention | Backward, isa: Isa) -> bool:
     kinds = {t.dtype for t in (a.q, a.k, a.v, a.out)}
     if len(kinds) != 1 or a.q.dtype not in _DTYPES or (a.q.dtype is DType.F16 and isa.name == "baseline"):
         return False
@@ -106,7 +158,7 @@ def _rounded(count: int, to: int) -> int:
     return -(-count // to) * to
 
 
-def _group(a: Attention) -> int:
+def _group(a: Attention | Backward) -> int:
     """Query heads that share a head of keys and values."""
     return a.q.sizes[1] // a.k.sizes[1]
 
@@ -153,7 +205,8 @@ def _few_ns(keys: int, width: int, itemsize: int, rows: int) -> float:
 
 def _tiles(a: Attention, isa: Isa) -> Work:
     (batches, _, queries, size), (_, heads, keys, _), value_size = a.q.sizes, a.k.sizes, a.v.sizes[3]
-    variant = Variant(a.q.dtype, None if a.mask is None else a.mask.dtype, 0, _row_size(size))
+    keeps_sums = a.logarithms is not None
+    variant = Variant(a.q.dtype, None if a.mask is None else a.mask.dtype, 0, _row_size(size), keeps_sums=keeps_sums)
     lanes = lanes_of(isa, variant.compute)
     rows, value_width = _group(a) * queries, _rounded(value_size, lanes)
     chunks, chunk, block = _cut(batches * heads, rows, keys, Tile.of(isa).rows)
@@ -179,7 +232,18 @@ def _cut(heads: int, rows: int, keys: int, tile: int) -> tuple[int, int, int]:
     """(chunks of a head's rows, rows of a chunk, keys of a block)."""
     chunks = max(1, min(-(-_ITEMS // heads), rows // _CHUNK))
     chunk = _rounded(-(-rows // chunks), tile)
-    return -(-rows // chunk), chunk, _rounded(-(-keys // -(-keys // BLOCK)), 16)
+    return -(-rows // chunk), chunk, _even(keys, BLOCK)
+
+
+@late(low=1)
+def _block(keys: int, most: int) -> int:
+    """Keys of a block."""
+    return _even(keys, most)
+
+
+def _even(count: int, most: int) -> int:
+    """The size of parts that are as even as can be, each at most so large."""
+    return _rounded(-(-count // -(-count // most)), 16)
 
 
 @late_float
@@ -191,34 +255,45 @@ def _tiles_ns(chunk: int, rows: int, keys: int, width: int, is_causal: bool) -> 
 def _words(a: Attention, sizes: dict[str, int]) -> tuple[int, ...]:
     """All words of a launch; `sizes` are those that the path chooses."""
     (_, _, queries, size), (_, heads, keys, _) = a.q.sizes, a.k.sizes
-    values = {**_strides(a, _group(a)), **_semantics(a), **sizes, "heads": heads, "rows": _group(a) * queries}
+    values = {**_strides(a, _group(a)), **sizes, "heads": heads, "rows": _group(a) * queries}
+    values |= _semantics(a.q.dtype, keys, a.is_causal, a.is_spelled)
     values |= {"queries": queries, "keys": keys, "size": size, "value_size": a.v.sizes[3]}
-    return tuple(values[name] for name in WORDS)
+    values |= {"scale_before": _bits(a.scale_before), "scale_after": _bits(a.scale_after)}
+    values["empty"] = _bits(float("nan") if a.is_spelled else 0.0)
+    names = (*WORDS, *(LOGARITHM_WORDS if a.logarithms is not None else ()))
+    return tuple(values[name] for name in names)
 
 
 def _strides(a: Attention, group: int) -> dict[str, int]:
+    of_heads = {"q": a.q, "o": a.out, "m": a.mask, "l": a.logarithms}
+    return _strides_of(of_heads, {"k": a.k, "v": a.v}, group)
+
+
+def _backward_strides(b: Backward, group: int) -> dict[str, int]:
+    of_heads = {"g": b.grad, "q": b.q, "o": b.out, "dq": b.of_q, "m": b.mask, "l": b.logarithms}
+    return _strides_of(of_heads, {"k": b.k, "v": b.v, "dk": b.of_k, "dv": b.of_v}, group)
+
+
+def _strides_of(of_heads: Mapping[str, Operand | None], of_groups: Mapping[str, Operand], group: int) -> dict[str, int]:
+    """The words that are strides, of operands with a part for each query head, and for each key/value head."""
     found: dict[str, int] = {}
-    for name, operand in (("q", a.q), ("o", a.out), ("m", a.mask)):
+    for name, operand in of_heads.items():
         batch, head, row, column = (0, 0, 0, 0) if operand is None else operand.strides
         found |= {f"{name}_batch": batch, f"{name}_head": head * group, f"{name}_group": head}
         found |= {f"{name}_row": row, f"{name}_column": column}
-    for name, operand in (("k", a.k), ("v", a.v)):
+    for name, operand in of_groups.items():
         batch, head, row, column = operand.strides
         found |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_row": row, f"{name}_column": column}
     return found
 
 
-def _semantics(a: Attention) -> dict[str, int]:
-    keys = a.k.sizes[2]
-    largest = _LARGEST[DType.F64 if a.q.dtype is DType.F64 else DType.F32]
+def _semantics(dtype: DType, keys: int, is_causal: bool, is_spelled: bool = False) -> dict[str, int]:
+    largest = _LARGEST[DType.F64 if dtype is DType.F64 else DType.F32]
     return {
-        "limit": 1 if a.is_causal else keys,
-        "limit_step": int(a.is_causal),
-        "checked": int(a.is_causal or a.is_spelled),
-        "bound": _bound_of_means(largest, keys) if a.is_spelled else _bits(largest),
-        "scale_before": _bits(a.scale_before),
-        "scale_after": _bits(a.scale_after),
-        "empty": _bits(float("nan") if a.is_spelled else 0.0),
+        "limit": 1 if is_causal else keys,
+        "limit_step": int(is_causal),
+        "checked": int(is_causal or is_spelled),
+        "bound": _bound_of_means(largest, keys) if is_spelled else _bits(largest),
     }
 
 

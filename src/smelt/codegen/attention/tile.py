@@ -322,3 +322,24 @@ class _TileKernel(Parts):
             total = fn.load(self.kind, fn.gep(self.kind, self.sums, local))
             source = fn.gep(self.kind, self.products, fn.mul(local, words["value_width"]))
             self.write_row(source, self.inverse(total), words["value_size"], target)
+        if self.variant.keeps_sums:
+            self._write_logarithms(item)
+
+    def _write_logarithms(self, item: _Item) -> None:
+        """largest + log(sum) of each row, as the library has it: 0 where no score is more than -inf."""
+        fn, lanes = self.fn, self.lanes
+        count = fn.let(f"sub i64 {item.last}, {item.first}", "i")
+        with fn.loop("0", count, lanes.count) as loop:
+            at = fn.gep(self.kind, self.sums, loop.index)
+            lanes.store(lanes.log(lanes.load(at)), at)
+        with fn.loop("0", count) as loop:
+            row = fn.add(item.first, loop.index)
+            group, query = self.position(row)
+            largest = fn.load(self.kind, fn.gep(self.kind, self.largest, loop.index))
+            found = fn.let(
+                f"fadd {self.kind} {largest}, {fn.load(self.kind, fn.gep(self.kind, self.sums, loop.index))}"
+            )
+            is_empty = fn.let(f"fcmp oeq {self.kind} {largest}, {number(float('-inf'))}")
+            found = fn.let(f"select i1 {is_empty}, {self.kind} {number(0.0)}, {self.kind} {found}")
+            place = self.offset((group, "l_group"), (query, "l_row"))
+            fn.store(self.kind, found, fn.gep(self.kind, item.bases["l"], place))

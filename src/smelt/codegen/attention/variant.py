@@ -16,8 +16,11 @@ AHEAD = 32
 ROW_PADDING = 16
 """Elements between rows of a tile, so that they do not fall on the same cache lines."""
 
-OPERANDS = ("q", "k", "v", "o", "m")
-"""Buffers in order; the mask stands last and only where there is one."""
+OPERANDS = ("q", "k", "v", "o")
+"""Buffers in order; then "l" where logarithms of the sums are kept, and "m" where there is a mask."""
+
+BACKWARD_OPERANDS = ("g", "q", "k", "v", "o", "l", "dq", "dk", "dv")
+"""Buffers of the gradient (g: of the result; l: logarithms of the sums), then "m" where there is a mask."""
 
 WORDS = (
     "q_batch", "q_head", "q_group", "q_row", "q_column",
@@ -37,6 +40,21 @@ of an item, chunks of one head. block: keys at a time. Query s sees keys below m
 they meet the values). Scales are f64 bits; `empty` is put in the place of 1 / 0, f64 bits.
 """
 
+LOGARITHM_WORDS = ("l_batch", "l_head", "l_group", "l_row")
+"""The words that follow where logarithms of the sums are kept."""
+
+BACKWARD_WORDS = (
+    *(f"{name}_{part}" for name in ("g", "q", "o", "dq", "m") for part in ("batch", "head", "group", "row", "column")),
+    *(f"{name}_{part}" for name in ("k", "v", "dk", "dv") for part in ("batch", "head", "row", "column")),
+    *LOGARITHM_WORDS,
+    "heads", "groups", "queries", "keys", "size", "width", "value_size", "value_width", "block",
+    "limit", "limit_step", "checked", "bound", "scale",
+)  # fmt: skip
+"""The words of the gradient, as above. groups: query heads of a head of keys. width: `size` up to whole vectors."""
+
+NUMBERS = ("bound", "scale_before", "scale_after", "scale", "empty")
+"""Words that are bits of an f64."""
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
@@ -44,6 +62,7 @@ class Variant:
 
     rows: queries that the path for few takes, 0 for tiles. row_size: room for a query in a tile. lanes: of its
     vectors, 0 for full registers. any_keys: in the path for few there may be fewer keys than lanes, or very many.
+    keeps_sums: the logarithms of the sums are a second result. is_backward: the gradient.
     """
 
     dtype: DType
@@ -52,6 +71,23 @@ class Variant:
     row_size: int = BLOCK
     lanes: int = 0
     any_keys: bool = False
+    keeps_sums: bool = False
+    is_backward: bool = False
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Names of the buffers, in order."""
+        mask = ("m",) if self.mask is not None else ()
+        if self.is_backward:
+            return (*BACKWARD_OPERANDS, *mask)
+        return (*OPERANDS, *(("l",) if self.keeps_sums else ()), *mask)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of the words that follow the buffers."""
+        if self.is_backward:
+            return BACKWARD_WORDS
+        return (*WORDS, *(LOGARITHM_WORDS if self.keeps_sums else ()))
 
     @property
     def compute(self) -> DType:

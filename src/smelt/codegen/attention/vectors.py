@@ -32,6 +32,7 @@ _EXP_LEAST = {"float": -87.328125, "double": -708.375}
 _ROUND = {"float": 12582912.0, "double": 6755399441055744.0}
 _MANTISSA = {"float": 23, "double": 52}
 _BIAS = {"float": 127, "double": 1023}
+_ONE = {kind: _BIAS[kind] << _MANTISSA[kind] for kind in _BIAS}
 _ELEMENTS = {DType.F32: "float", DType.F64: "double", DType.BF16: "i16", DType.F16: "half", DType.BOOL: "i8"}
 
 
@@ -287,7 +288,7 @@ class Lanes:
     # --- exp
 
     def exp(self, x: str) -> str:
-        """exp of numbers that are at most 0, -inf or NaN; what would be below the normal numbers is 0."""
+        """exp of numbers that are at most 80, -inf or NaN; what would be below the normal numbers is 0."""
         let, kind, ints = self.fn.let, self.kind, f"<{self.count} x {self.bits}>"
         log2_e = self.constant(_LOG2_E[kind])
         shifted = self.fma(x, log2_e, self.constant(_ROUND[kind]))
@@ -305,6 +306,22 @@ class Lanes:
         scaled = self.op("fmul", power, let(f"bitcast {ints} {biased} to {self.type}"))
         is_least = let(f"fcmp olt {self.type} {x}, {self.constant(_EXP_LEAST[kind])}")
         return self.select(is_least, "zeroinitializer", scaled)
+
+    def log(self, x: str) -> str:
+        """log of numbers from 1 on (others give anything), by the inverse of `exp`.
+
+        Source: Halley's method, which triples the digits: from 0.06 to 2e-5 to 5e-16.
+        """
+        let, kind, ints = self.fn.let, self.kind, f"<{self.count} x {self.bits}>"
+        # The bits of a number, as an integer, are its logarithm to base 2 with straight lines between the powers.
+        bits = let(f"sub {ints} {let(f'bitcast {self.type} {x} to {ints}')}, splat ({self.bits} {_ONE[kind]})")
+        unit = _single(0.6931471805599453 / 2.0 ** _MANTISSA[kind], kind)
+        found = self.op("fmul", let(f"sitofp {ints} {bits} to {self.type}"), self.constant(unit))
+        for _ in range(2 if kind == "float" else 3):
+            power = self.exp(found)
+            miss = self.op("fdiv", self.op("fsub", x, power), self.op("fadd", x, power))
+            found = self.fma(miss, self.constant(2.0), found)
+        return found
 
     def _part(self, x: str, whole: str) -> str:
         """x * log2(e) - whole where products are rounded: ln(2) in two parts, the first exact times a small integer."""

@@ -58,6 +58,7 @@ from smelt.codegen.lower.scalars import lower_with_numbers
 from smelt.codegen.lower.sharing import is_idle_dropout, view_source
 from smelt.codegen.lower.sized_block import Compile, Run
 from smelt.codegen.lower.sized_runs import SizedRuns, lower_sized
+from smelt.codegen.lower.trained_attention import FLASH, FLASH_BACKWARD, lower_flash, lower_flash_backward
 from smelt.codegen.lower.unknown import padded
 from smelt.codegen.lower.unknown.adding import lower_index_add
 from smelt.codegen.lower.unknown.compaction import lower_places
@@ -80,6 +81,8 @@ LOWERINGS: dict[str, Callable[[Context, Node], bool]] = {
     "aten.baddbmm.default": lower_addmm,
     "aten.matmul.default": lower_matmul,
     "aten.scaled_dot_product_attention.default": lower_attention,
+    FLASH: lower_flash,
+    FLASH_BACKWARD: lower_flash_backward,
     "aten.gelu.default": lower_gelu,
     "aten.histc.default": lower_histc,
     "aten.pad.default": lower_pad,

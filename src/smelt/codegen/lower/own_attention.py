@@ -56,7 +56,7 @@ def own_attention_of(ctx: Context, node: Node, claimed: set[Node]) -> OwnAttenti
         return None
     if ctx.statics.is_static(node.result):
         return None
-    work = _work(ctx, OwnAttention(node, ()), _eager_place)
+    work = _work(ctx, OwnAttention(node, ()), eager_place)
     if work is None or not _is_worthwhile(node, work):
         return None
     guard = guard_nodes(node)
@@ -118,7 +118,7 @@ def _about(own: OwnAttention, types: Sequence[TensorType], work: Work) -> About:
 # --- what there is to compute
 
 
-def _eager_place(value: Value) -> Place | Geometry:
+def eager_place(value: Value) -> Place | Geometry:
     return Geometry.of(tensor_type(value))
 
 
@@ -141,10 +141,10 @@ def _attention(ctx: Context, own: OwnAttention, place: Callable[[Value], Place |
     rank = len(tensor_type(query).sizes)
     if not 2 <= rank <= 4 or any(len(tensor_type(v).sizes) != rank for v in (key, value)):
         return None
-    q, k, v = (_operand(t, place) for t in (query, key, value))
-    out = _operand(own.result, _eager_place)
-    masks = None if mask is None else _spread(_operand(mask, place), (*q.sizes[:3], k.sizes[2]))
-    if not _are_fit(q, k, v, out, bool(call["enable_gqa"])) or (mask is not None and masks is None):
+    q, k, v = (operand_of(t, place) for t in (query, key, value))
+    out = operand_of(own.result, eager_place)
+    masks = None if mask is None else spread(operand_of(mask, place), (*q.sizes[:3], k.sizes[2]))
+    if not are_fit(q, k, v, out, bool(call["enable_gqa"])) or (mask is not None and masks is None):
         return None
     scale = call["scale"]
     if not (scale is None or isinstance(scale, (int, float))):
@@ -161,7 +161,7 @@ def _attention(ctx: Context, own: OwnAttention, place: Callable[[Value], Place |
     )
 
 
-def _operand(value: Value, place: Callable[[Value], Place | Geometry]) -> Operand:
+def operand_of(value: Value, place: Callable[[Value], Place | Geometry]) -> Operand:
     """A tensor as one of four dimensions, sizes 1 put in front."""
     found = place(value)
     at = found if isinstance(found, Geometry) else found.geometry
@@ -175,7 +175,7 @@ def _four(numbers: tuple[int, ...]) -> Four:
     return a, b, c, d
 
 
-def _spread(mask: Operand, sizes: Four) -> Operand | None:
+def spread(mask: Operand, sizes: Four) -> Operand | None:
     """The mask with a stride of 0 where it is broadcast; None if it does not fit."""
     if not all(is_one(n) or n == size for n, size in zip(mask.sizes, sizes, strict=True)):
         return None
@@ -184,7 +184,7 @@ def _spread(mask: Operand, sizes: Four) -> Operand | None:
     )))  # fmt: skip
 
 
-def _are_fit(q: Operand, k: Operand, v: Operand, out: Operand, is_gqa: bool) -> bool:
+def are_fit(q: Operand, k: Operand, v: Operand, out: Operand, is_gqa: bool) -> bool:
     (batch, heads, queries, size), (_, kv_heads, keys, _) = q.sizes, k.sizes
     # Sizes known at run time only are compared by guards: eager takes values of another length than the keys', which
     # hardly anybody means.
