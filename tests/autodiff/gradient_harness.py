@@ -22,16 +22,14 @@ from smelt.ops.typing import infer
 Tensor = torch.Tensor
 
 
-def in_f64(item: Any) -> Any:
-    """A sample's tensors in f64 where they are real floating-point numbers, with their strides."""
-    if isinstance(item, Tensor):
-        if not item.is_floating_point() or item.dtype is torch.float64:
-            return item
-        made = torch.empty_strided(item.shape, item.stride(), dtype=torch.float64)
-        if any(size > 1 and step == 0 for size, step in zip(item.shape, item.stride(), strict=True)):
-            return item.double()
-        return made.copy_(item)
-    return type(item)(map(in_f64, item)) if type(item) in (list, tuple) else item
+def in_f64(item: Tensor) -> Tensor:
+    """A tensor in f64 where it has real floating-point numbers, with its strides."""
+    if not item.is_floating_point() or item.dtype is torch.float64:
+        return item
+    made = torch.empty_strided(item.shape, item.stride(), dtype=torch.float64)
+    if any(size > 1 and step == 0 for size, step in zip(item.shape, item.stride(), strict=True)):
+        return item.double()
+    return made.copy_(item)
 
 
 def graph_of(name: str, sample: Sample) -> tuple[Graph, list[Tensor]]:
@@ -59,18 +57,29 @@ def flat(result: Any) -> list[Tensor]:
     return [t for r in result for t in flat(r)] if isinstance(result, (list, tuple)) else [result]
 
 
-def called(name: str, sample: Sample, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The operator's results for other tensors than the sample's."""
-    left = iter(tensors)
+def tensors_of(sample: Sample) -> list[Tensor]:
+    """A sample's tensors, in order."""
+    found: list[Tensor] = []
+    with_tensors(sample, lambda tensor: found.append(tensor) or tensor)
+    return found
+
+
+def with_tensors(sample: Sample, change: Callable[[Tensor], Tensor]) -> Sample:
+    """The sample with other tensors, asked for in order."""
 
     def swapped(item: Any) -> Any:
         if isinstance(item, Tensor):
-            return next(left)
+            return change(item)
         return type(item)(map(swapped, item)) if type(item) in (list, tuple) else item
 
-    args = [swapped(a) for a in sample.args]
-    kwargs = {k: swapped(v) for k, v in sample.kwargs.items()}
-    return flat(overload(name)(*args, **kwargs))  # type: ignore[misc]
+    return Sample(tuple(map(swapped, sample.args)), {k: swapped(v) for k, v in sample.kwargs.items()})
+
+
+def called(name: str, sample: Sample, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The operator's results for other tensors than the sample's."""
+    left = iter(tensors)
+    call = with_tensors(sample, lambda _: next(left))
+    return flat(overload(name)(*call.args, **call.kwargs))  # type: ignore[misc]
 
 
 def check_gradients(
@@ -83,9 +92,9 @@ def check_gradients(
     around: what eager runs in.
     A call that has no gradients is not compared: -1.
     """
-    sample = Sample(in_f64(tuple(sample.args)), {k: in_f64(v) for k, v in sample.kwargs.items()})
+    sample = with_tensors(sample, in_f64)
     graph, tensors = graph_of(name, sample)
-    given = _given(graph, ("running_mean", "running_var", *fixed))
+    given = given_names(graph, ("running_mean", "running_var", *fixed))
     leaves = [
         t.detach().requires_grad_() if t.is_floating_point() and f"x{i + 1}" not in given else t
         for i, t in enumerate(tensors)
@@ -109,7 +118,7 @@ def check_gradients(
     return torch_nodes(joint.graph)
 
 
-def _given(graph: Graph, names: Sequence[str]) -> frozenset[str]:
+def given_names(graph: Graph, names: Sequence[str]) -> frozenset[str]:
     """Inputs that are these arguments of the call."""
     node = next(iter(graph.body))
     schema = schema_of(node.op)

@@ -32,7 +32,8 @@ def spread(reduced: Term, x: Term) -> Term:
 
 
 def divided(g: Term, x: Term, dims: Sequence[int]) -> Term:
-    """A tensor by the number of elements that dimensions of another have."""
+    """A tensor by the number of elements that dimensions of another have; as it is where they have none: it is spread
+    over nothing then, and its own gradient is 0."""
     shape = x.type.shape
     assert shape is not None
     count = 1
@@ -42,7 +43,7 @@ def divided(g: Term, x: Term, dims: Sequence[int]) -> Term:
             count *= size
         else:
             g = g.op("div.Tensor", x.op("sym_size.int", dim).value)
-    return g if count == 1 else g / count
+    return g if count in (0, 1) else g / count
 
 
 def mean(x: Term, dims: Sequence[int]) -> Term:

@@ -96,9 +96,10 @@ def _of_masked_select(
         return None
 
     def made() -> Value:
-        wide = mask if sizes_of(mask) == sizes else b.call("aten.expand.default", mask, sizes)
-        whole = b.call("aten.zeros.default", sizes, dtype=tensor_type(grad).dtype)
-        return b.call("aten.index_put.default", whole, (wide,), grad)
+        room = sizes or (1,)  # a mask has to have a dimension
+        wide = mask if sizes_of(mask) == room else b.call("aten.expand.default", mask, room)
+        whole = b.call("aten.zeros.default", room, dtype=tensor_type(grad).dtype)
+        return reshaped(b, b.call("aten.index_put.default", whole, (wide,), grad), sizes)
 
     return {"self": made}
 

@@ -59,7 +59,7 @@ def _of_adaptive(b: Emitter, call: Call, grad: Value) -> Value:
     x = call["self"]
     height, width = sizes_of(x)[-2:]
     if sizes_of(grad)[-2:] == (1, 1):
-        return b.call("aten.expand.default", b.call("aten.div.Tensor", grad, height * width), sizes_of(x))
+        return b.call("aten.expand.default", b.call("aten.div.Tensor", grad, height * width or 1), sizes_of(x))
     return b.call("aten._adaptive_avg_pool2d_backward.default", grad, x)
 
 
