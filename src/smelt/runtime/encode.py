@@ -9,6 +9,8 @@ knows; those are filled in as soon as their tensors are there.
 from __future__ import annotations
 
 import ctypes
+import math
+import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,6 +21,7 @@ from smelt.runtime.encode_records import Missing
 from smelt.runtime.encoded import Encoded, Later, Shared, Team
 from smelt.runtime.failures import describe
 from smelt.runtime.frame_template import FrameTemplate
+from smelt.runtime.heap import ADVICE, LARGE_NBYTES, advises
 from smelt.runtime.launches import Launches
 from smelt.runtime.plan import (
     Blit,
@@ -240,12 +243,23 @@ class _Encoder(BlockRecords):
                 words = [frame.const(len(sizes)), self.ints(sizes), self.ints(strides), self.code_of(dtype)]
                 words += [frame.const(device), Cell.ZERO, frame.address_of(self.cell_of[dst])]
                 self.call("aoti_torch_empty_strided", words)
+                self._advise(instruction)
             case CheckLayout():
                 self._check(instruction)
             case Launch():
                 self._launch(instruction)
             case _:
                 self.number_or_jump(instruction)
+
+    def _advise(self, made: Empty) -> None:
+        """Ask for large pages below a large result."""
+        function = advises()
+        if not function or any(type(n) is not int for n in made.sizes) or not shim.has(_GET_DATA):
+            return
+        nbytes = made.dtype.itemsize * math.prod(made.sizes)
+        if nbytes >= LARGE_NBYTES:
+            words = (self.frame.const(n) for n in (nbytes, function, ADVICE or 0, mmap.PAGESIZE))
+            self.emit(Op.ADVISE, self.cell_of[made.dst], *words)
 
     def _launch(self, launch: Launch) -> None:
         if self.current not in self.launches.code:

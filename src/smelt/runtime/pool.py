@@ -7,6 +7,8 @@ from collections import deque
 
 import torch
 
+from smelt.runtime.heap import on_large_pages
+
 _MOST = 4
 _ROOM = 1.25
 """A new block has more than is asked for: what grows with each call fits for a while."""
@@ -32,7 +34,7 @@ class Pool:
         if taken is not None:
             return taken
         with torch.inference_mode(False), torch.no_grad():
-            return torch.empty(max(int(nbytes * _ROOM), 1), dtype=torch.uint8)
+            return on_large_pages(torch.empty(max(int(nbytes * _ROOM), 1), dtype=torch.uint8))
 
     def give(self, block: torch.Tensor) -> None:
         """Take a block back. Called wherever a frame dies, also amid `take`, so it waits for nothing."""

@@ -15,6 +15,7 @@ import torch
 
 from smelt._torch.schemas import raw_schema
 from smelt.diag import InternalError, Miss, SmeltError
+from smelt.runtime.heap import on_large_pages
 from smelt.runtime.plan import (
     NUMBER_DTYPES,
     ArenaTensor,
@@ -206,7 +207,7 @@ def make_arena(plan: Plan) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
     if not plan.arena:
         return None, []
     with torch.inference_mode(False), torch.no_grad():
-        memory = torch.empty(max(plan.arena_nbytes, 1), dtype=torch.uint8)
+        memory = on_large_pages(torch.empty(max(plan.arena_nbytes, 1), dtype=torch.uint8))
         storage = memory.untyped_storage()
         return memory, [over(storage, tensor) for tensor in plan.arena]
 

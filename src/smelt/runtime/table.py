@@ -18,6 +18,8 @@ hold an address inside the frame itself are filled once, when the frame is made.
     CHECK       slot, ndim (a number), sizes, strides, dtype (0: any)      else ends with LAYOUT
     BUMP        slot, version, count         add 1 to the version counter of the tensor: frame[count] bytes behind the
                                              address that stands frame[version] bytes in, if that is not 0
+    ADVISE      slot, nbytes, function, advice, page
+                function(first whole page of the tensor's data, bytes of whole pages, advice), whatever it returns
     RELEASE     n (a number), cells...       delete handles that are not null, set null
     DISPATCH    fn, name, overload, stack, version, first, n, nouts (the last three numbers)
                 the n cells from `first` are the stack; consumed inputs become 0 whatever happens
@@ -85,6 +87,7 @@ class Op(IntEnum):
     EXPECT = 25
     STEP = 26
     BUMP = 27
+    ADVISE = 28
 
 
 class Arith(IntEnum):

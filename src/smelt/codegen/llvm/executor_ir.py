@@ -180,6 +180,20 @@ def _escape(body: Body) -> None:
     body.do(f"br i1 {bad}, label %escaped, label %next")
 
 
+def _advise(body: Body) -> None:
+    _query(body, Cell.GET_DATA, body.cell(body.word(2)), Cell.TMP0, "advise_got")
+    data = body.cell(Cell.TMP0)
+    page = body.cell(body.word(6))
+    mask = body.let(f"sub i64 0, {page}")
+    above = body.let(f"add i64 {data}, {body.let(f'sub i64 {page}, 1')}")
+    first = body.let(f"and i64 {above}, {mask}")
+    behind = body.let(f"add i64 {data}, {body.cell(body.word(3))}")
+    end = body.let(f"and i64 {behind}, {mask}")
+    nbytes = body.let(f"sub i64 {end}, {first}")
+    body.let(f"call i32 {body.function(body.word(4))}(i64 {first}, i64 {nbytes}, i64 {body.cell(body.word(5))})")
+    body.do("br label %next")
+
+
 def _data(body: Body) -> None:
     _query(body, Cell.GET_DATA, body.cell(body.word(2)), Cell.TMP0, "data_got")
     data = body.cell(Cell.TMP0)
@@ -230,6 +244,7 @@ _EMITTERS = (
     (Op.DISPATCH, _dispatch),
     (Op.ESCAPE, _escape),
     (Op.DATA, _data),
+    (Op.ADVISE, _advise),
     (Op.LAUNCH, emit_launch),
     (Op.REGION, emit_region),
     *CONTROL_EMITTERS,
