@@ -92,11 +92,20 @@ def run(
 
 
 def _refuses(plan: ConvPlan, isa: Isa, buffers: Sequence[Tensor], ranges: Sequence[tuple[int, int]]) -> bool:
+    return run_text(plan.text, isa, buffers, plan.words, ranges, plan.scratch_nbytes)
+
+
+def run_text(
+    text: str, isa: Isa, buffers: Sequence[Tensor], words: Sequence[int], ranges: Sequence[tuple[int, int]] | int,
+    scratch_nbytes: int = 0,
+) -> bool:  # fmt: skip
+    """Whether a kernel refuses; ranges: of its items, or how many there are."""
+    ranges = [(0, ranges)] if isinstance(ranges, int) else ranges
     if is_emulated(isa):
-        return emulated.run(KernelSource.of(plan.text), buffers, plan.words, ranges, plan.scratch_nbytes + 64) != 0
-    code, symbol = _loaded(plan.text, isa)
-    args = (ctypes.c_int64 * (len(buffers) + len(plan.words)))(*[b.data_ptr() for b in buffers], *plan.words)
-    scratch = torch.full((plan.scratch_nbytes // 4 + 32,), torch.nan)
+        return emulated.run(KernelSource.of(text), buffers, words, ranges, scratch_nbytes + 64) != 0
+    code, symbol = _loaded(text, isa)
+    args = (ctypes.c_int64 * (len(buffers) + len(words)))(*[b.data_ptr() for b in buffers], *words)
+    scratch = torch.full((scratch_nbytes // 4 + 32,), torch.nan)
     aligned = (scratch.data_ptr() + 63) // 64 * 64
     kernel = _KERNEL(code.address(symbol))
     return any(kernel(ctypes.addressof(args), begin, end, aligned) for begin, end in ranges)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from smelt.codegen.conv.epilogue import Epilogue
-from smelt.codegen.conv.finish import Target, store_tile
+from smelt.codegen.conv.finish import Finite, Target, store_tile
 from smelt.codegen.conv.micro import Micro, Tile
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes import ExprEmitter
@@ -31,7 +31,8 @@ WORDS = (
 class BorderedVariant:
     """What the text depends on. step: elements of scratch between two neighbouring pixels of the result.
 
-    spread: a row's length is known at run time only, and the table has rows and elements apart.
+    spread: a row's length is known at run time only, and the table has rows and elements apart. live: as of
+    `DenseVariant`.
     """
 
     tile: Tile
@@ -40,6 +41,7 @@ class BorderedVariant:
     masked: bool
     epilogue: Epilogue
     spread: bool = False
+    live: bool = False
 
 
 @lru_cache(maxsize=128)
@@ -60,8 +62,9 @@ class _Bordered:
         self.x, self.out, self.packed, self.table = (fn.address(i) for i in range(4))
         count = len(variant.epilogue.operands)
         self.operands = tuple(fn.address(4 + i) for i in range(count))
-        self.words = {name: fn.word(4 + count + i) for i, name in enumerate(WORDS)}
+        self.words = {name: fn.word(4 + count + variant.live + i) for i, name in enumerate(WORDS)}
         self.totals = self.micro.totals() if variant.blocked else ""
+        self.finite = Finite(self.micro) if variant.live else None
 
     def text(self) -> str:
         fn, w, tile = self.fn, self.words, self.variant.tile
@@ -84,7 +87,7 @@ class _Bordered:
                     scratch = fn.gep("float", "%scratch", fn.mul(below, w["row"]))
                     pixel = fn.mul(fn.add(fn.mul(image, w["oh"]), r.index), w["ow"])
                     self._row(scratch, packed, pixel, column, masks)
-        return fn.finish()
+        return fn.finish() if self.finite is None else fn.finish(self.finite.code())
 
     def _least(self, a: str, b: str) -> str:
         is_less = self.fn.let(f"icmp slt i64 {a}, {b}")
@@ -125,6 +128,8 @@ class _Bordered:
             # A tile that would reach past the row begins earlier and computes some pixels again, to the same bits.
             at = self._least(t.index, last)
             acc = self._sums(fn.gep("float", scratch, fn.mul(at, self.variant.step)), packed)
+            if self.finite is not None:
+                self.finite.note(acc)
             first = fn.add(pixel, at)
             offsets = [fn.add(fn.mul(fn.add(first, p), w["out_pixel"]), column) for p in range(tile.pixels)]
             target = Target(self.out, self.operands, column, tuple(offsets))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from smelt.codegen.conv.epilogue import Epilogue
-from smelt.codegen.conv.finish import Target, store_tile
+from smelt.codegen.conv.finish import Finite, Target, store_tile
 from smelt.codegen.conv.micro import Ahead, Micro, Tile
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes import ExprEmitter
@@ -34,14 +34,13 @@ WINDOW_WORDS = (
     *FLAT_WORDS, "oh", "ow", "h", "w", "stride_h", "stride_w", "top", "left", "x_n", "x_h", "x_w", "blocks", "segments",
     "places",
 )  # fmt: skip
-_PLACE = 3
-"""Words of a pixel's place: input row and column of the window's corner, and its offset in x."""
+SPACED_WORDS = ("out_n", "out_h", "out_w", "out_first")
 
 
 def scratch_nbytes(variant: DenseVariant, pixels: int) -> tuple[int, int]:
     """A thread's memory for an item of so many pixels (whole tiles): all of it, and where the places begin."""
     places = pixels * variant.tile.columns * 4 if variant.blocked else 0
-    return places + (0 if variant.flat else pixels * _PLACE * 8), places
+    return places + (0 if variant.flat else pixels * variant.place_words * 8), places
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,9 @@ class DenseVariant:
 
     flat: a 1x1 window without border whose pixels lie at one stride. blocked: more than one block of the sum.
     masked: the last panel of a group is not full. spread: how far a tap lies from its pixel follows from strides that
-    are known at run time only, and the table has the channel alone.
+    are known at run time only, and the table has the channel alone. live: the weight is packed in the same call, so
+    nobody has looked at it: what is not finite is left to eager, for which the weight as it lies follows the operands.
+    spaced: pixels of the result lie apart, as those that one tap of a strided convolution reads.
     """
 
     tile: Tile
@@ -59,6 +60,13 @@ class DenseVariant:
     masked: bool
     epilogue: Epilogue
     spread: bool = False
+    live: bool = False
+    spaced: bool = False
+
+    @property
+    def place_words(self) -> int:
+        """Words of a pixel's place: row and column of the window's corner, its offset in x (and in the result)."""
+        return 4 if self.spaced else 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +105,10 @@ class _Dense:
         names = ["x", "out", "packed", *(() if variant.flat else ("table", "zeros"))]
         self.at = {name: fn.address(i) for i, name in enumerate(names)}
         self.operands = tuple(fn.address(len(names) + i) for i in range(len(variant.epilogue.operands)))
-        first = len(names) + len(self.operands)
-        words = FLAT_WORDS if variant.flat else WINDOW_WORDS
+        first = len(names) + len(self.operands) + variant.live
+        words = FLAT_WORDS if variant.flat else (*WINDOW_WORDS, *(SPACED_WORDS if variant.spaced else ()))
+        # Without a border no zeros are multiplied: what comes out is what eager has.
+        self.finite = Finite(self.micro) if variant.live and not variant.flat else None
         self.words = {name: fn.word(first + i) for i, name in enumerate(words)}
         self.nothing = self.micro.totals() if variant.blocked else ""
         self.places = "" if variant.flat else fn.gep("i8", "%scratch", self.words["places"])
@@ -123,7 +133,7 @@ class _Dense:
                 if self.variant.masked:
                     masks = self.micro.masks(fn.let(f"sub i64 {w['columns']}, {inside}"))
                 self._panel(_Panel(x, packed, column, masks, pixel, pixel_end, tiles))
-        return fn.finish()
+        return fn.finish() if self.finite is None else fn.finish(self.finite.code())
 
     def _range(self, item: str, what: str) -> tuple[str, str]:
         """The item's panels or pixels: begin, end."""
@@ -150,16 +160,19 @@ class _Dense:
         if self.variant.flat:
             with fn.loop(0, w["depth"], w["block"]) as k:
                 end = self._least(fn.add(k.index, w["block"]), w["depth"])
-                self._block(panel, _Block(k.index, end), k.index)
+                is_first = fn.let(f"icmp eq i64 {k.index}, 0")
+                self._block(panel, _Block(k.index, end), k.index, is_first)
         else:
             with fn.loop(0, w["blocks"]) as number:
                 at = fn.gep("i64", self.at["table"], number.index)
                 first, after = (fn.load("i64", fn.gep("i64", at, i), 8) for i in range(2))
-                self._block(panel, _Block(first, after), fn.load("i64", fn.gep("i64", self._segment(first), 3), 8))
+                is_first = fn.let(f"icmp eq i64 {number.index}, 0")
+                start = fn.load("i64", fn.gep("i64", self._segment(first), 3), 8)
+                self._block(panel, _Block(first, after), start, is_first)
         with fn.loop(0, panel.tiles) as t:
             self._store(panel, t.index, self.micro.read(self._totals(t.index)))
 
-    def _block(self, panel: _Panel, block: _Block, start: str) -> None:
+    def _block(self, panel: _Panel, block: _Block, start: str, is_first: str) -> None:
         """Add one block's products, the first at k = `start`, to the totals of all tiles.
 
         Each tile prefetches its share of the weights that follow, which may be the next panel's: one line for each k
@@ -168,7 +181,6 @@ class _Dense:
         fn, w, nbytes = self.fn, self.words, self.variant.tile.columns * 4
         step = fn.let(f"udiv i64 {fn.add(panel.tiles, nbytes - 1)}, {panel.tiles}")
         share = fn.mul(w["block"], step)
-        is_first = fn.let(f"icmp eq i64 {start}, 0")
         with fn.loop(0, panel.tiles) as t:
             skipped = fn.let(f"sub i64 {fn.mul(t.index, share)}, {fn.mul(start, step)}")
             at = fn.add(fn.mul(fn.add(start, w["block"]), nbytes), skipped)
@@ -187,10 +199,20 @@ class _Dense:
         return [m, *(self._least(fn.add(m, p), last) for p in range(1, pixels))]
 
     def _store(self, panel: _Panel, tile: str, acc: list[str]) -> None:
-        fn, w = self.fn, self.words
-        offsets = [fn.add(fn.mul(p, w["out_pixel"]), panel.column) for p in self._pixels(panel, tile)]
+        if self.finite is not None:
+            self.finite.note(acc)
+        offsets = [self.fn.add(at, panel.column) for at in self._results(panel, tile)]
         target = Target(self.at["out"], self.operands, panel.column, tuple(offsets))
         store_tile(self.micro, self.ops, self.variant.epilogue, acc, target, panel.masks)
+
+    def _results(self, panel: _Panel, tile: str) -> list[str]:
+        """Where the pixels of a tile begin in the result."""
+        fn = self.fn
+        if not self.variant.spaced:
+            return [fn.mul(p, self.words["out_pixel"]) for p in self._pixels(panel, tile)]
+        size, pixels = self.variant.place_words, self.variant.tile.pixels
+        places = fn.gep("i64", self.places, fn.mul(tile, pixels * size))
+        return [fn.load("i64", fn.gep("i64", places, p * size + 3), 8) for p in range(pixels)]
 
     # --- sums
 
@@ -202,7 +224,7 @@ class _Dense:
             rows = [fn.gep("float", row, block.first) for row in rows]
             length = fn.let(f"sub i64 {block.after}, {block.first}")
             return self._products(rows, block.first, length, panel.packed, micro.zeros(), ahead)
-        places = fn.gep("i64", self.places, fn.mul(tile, self.variant.tile.pixels * _PLACE))
+        places = fn.gep("i64", self.places, fn.mul(tile, self.variant.tile.pixels * self.variant.place_words))
         with fn.loop(block.first, block.after, 1, [(micro.type, v) for v in micro.zeros()]) as segment:
             acc = self._segment_sums(panel, places, segment.index, [c.now for c in segment.carried], ahead)
             for c, value in zip(segment.carried, acc, strict=True):
@@ -234,13 +256,14 @@ class _Dense:
         rows = []
         is_some = "false"
         for p in range(self.variant.tile.pixels):
-            ih, iw, base = (fn.load("i64", fn.gep("i64", places, _PLACE * p + i), 8) for i in range(_PLACE))
+            at = self.variant.place_words * p
+            ih, iw, base = (fn.load("i64", fn.gep("i64", places, at + i), 8) for i in range(3))
             in_rows = fn.let(f"icmp ult i64 {fn.add(ih, dy)}, {w['h']}")
             in_cols = fn.let(f"icmp ult i64 {fn.add(iw, dx)}, {w['w']}")
-            at = fn.gep("float", panel.x, fn.add(base, offset))
+            source = fn.gep("float", panel.x, fn.add(base, offset))
             is_inside = fn.let(f"and i1 {in_rows}, {in_cols}")
             is_some = fn.let(f"or i1 {is_some}, {is_inside}")
-            rows.append(fn.let(f"select i1 {is_inside}, ptr {at}, ptr {self.at['zeros']}"))
+            rows.append(fn.let(f"select i1 {is_inside}, ptr {source}, ptr {self.at['zeros']}"))
         # A tap that no pixel of the tile has inside (above the first row) adds nothing.
         length = fn.let(f"select i1 {is_some}, i64 {length}, i64 0")
         return self._products(rows, first, length, panel.packed, acc, ahead)
@@ -260,8 +283,8 @@ class _Dense:
             ih = fn.let(f"sub i64 {fn.mul(row, w['stride_h'])}, {w['top']}")
             iw = fn.let(f"sub i64 {fn.mul(col, w['stride_w'])}, {w['left']}")
             offset = fn.add(fn.add(fn.mul(image, w["x_n"]), fn.mul(ih, w["x_h"])), fn.mul(iw, w["x_w"]))
-            to = fn.gep("i64", self.places, fn.mul(slot.index, _PLACE))
-            for i, value in enumerate((ih, iw, offset)):
+            to = fn.gep("i64", self.places, fn.mul(slot.index, self.variant.place_words))
+            for i, value in enumerate((ih, iw, offset, *self._result_place(image, row, col))):
                 fn.store("i64", value, fn.gep("i64", to, i), 8)
             goes_on = fn.let(f"icmp slt i64 {slot.index}, {last}")
             col, carry = self._wrap(fn.add(col, fn.let(f"zext i1 {goes_on} to i64")), w["ow"])
@@ -269,6 +292,14 @@ class _Dense:
             image = fn.add(image, carry)
             for c, value in zip(slot.carried, (image, row, col), strict=True):
                 c.next = value
+
+    def _result_place(self, image: str, row: str, col: str) -> list[str]:
+        """Where a pixel begins in the result, if they lie apart there."""
+        if not self.variant.spaced:
+            return []
+        fn, w = self.fn, self.words
+        inside = fn.add(fn.mul(row, w["out_h"]), fn.mul(col, w["out_w"]))
+        return [fn.add(fn.add(w["out_first"], fn.mul(image, w["out_n"])), inside)]
 
     def _wrap(self, value: str, size: str) -> tuple[str, str]:
         """(0, 1) where value is size, else (value, 0)."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from smelt.codegen.conv.epilogue import Epilogue
-from smelt.codegen.conv.finish import Target, store_tile
+from smelt.codegen.conv.finish import Finite, Target, store_tile
 from smelt.codegen.conv.micro import Micro, Tile
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes import ExprEmitter
@@ -28,7 +28,9 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class DepthwiseVariant:
-    """What the text depends on. The tile has one vector; masked: channels are no multiple of its lanes."""
+    """What the text depends on. The tile has one vector; masked: channels are no multiple of its lanes. live: as of
+    `DenseVariant`.
+    """
 
     tile: Tile
     kw: int
@@ -36,6 +38,7 @@ class DepthwiseVariant:
     dilation_w: int
     masked: bool
     epilogue: Epilogue
+    live: bool = False
 
     @property
     def columns(self) -> tuple[int, ...]:
@@ -62,7 +65,8 @@ class _Depthwise:
         self.x, self.out, self.packed, self.zeros = (fn.address(i) for i in range(4))
         count = len(variant.epilogue.operands)
         self.operands = tuple(fn.address(4 + i) for i in range(count))
-        self.words = {name: fn.word(4 + count + i) for i, name in enumerate(WORDS)}
+        self.words = {name: fn.word(4 + count + variant.live + i) for i, name in enumerate(WORDS)}
+        self.finite = Finite(self.micro) if variant.live else None
 
     def text(self) -> str:
         fn, w, tile = self.fn, self.words, self.variant.tile
@@ -85,11 +89,13 @@ class _Depthwise:
                 with fn.loop(0, w["ow"], tile.pixels) as t:
                     at = self._least(t.index, last)
                     acc = self._sums(x, weights, at, fn.let(f"sub i64 {after}, {first}"), masks)
+                    if self.finite is not None:
+                        self.finite.note(acc)
                     pixel = fn.add(fn.mul(row, w["ow"]), at)
                     offsets = [fn.add(fn.mul(fn.add(pixel, p), w["out_pixel"]), c.index) for p in range(tile.pixels)]
                     target = Target(self.out, self.operands, c.index, tuple(offsets))
                     store_tile(self.micro, self.ops, self.variant.epilogue, acc, target, masks)
-        return fn.finish()
+        return fn.finish() if self.finite is None else fn.finish(self.finite.code())
 
     def _least(self, a: str, b: str) -> str:
         is_less = self.fn.let(f"icmp slt i64 {a}, {b}")

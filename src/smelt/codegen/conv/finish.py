@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from smelt.codegen.conv.epilogue import Epilogue
 from smelt.codegen.conv.micro import Micro
-from smelt.codegen.kernels.nest import ACC, Const, Expr, Load, Op, Ref
+from smelt.codegen.kernels.nest import ACC, FAILED, Const, Expr, Load, Op, Ref
 from smelt.codegen.llvm.lanes import ExprEmitter
 from smelt.diag import InternalError
 
@@ -23,6 +23,31 @@ class Target:
     operands: tuple[str, ...]
     column: str
     offsets: tuple[str, ...]
+
+
+class Finite:
+    """Whether all sums that a call of a kernel made are finite: the sum of 0 * sum is NaN otherwise."""
+
+    def __init__(self, micro: Micro) -> None:
+        self._micro = micro
+        self._total = micro.fn.alloca(micro.type)
+        micro.fn.store(micro.type, "zeroinitializer", self._total, 64)
+
+    def note(self, values: Sequence[str]) -> None:
+        """Look at sums."""
+        fn, type_ = self._micro.fn, self._micro.type
+        total = fn.load(type_, self._total, 64)
+        for value in values:
+            total = fn.let(f"fadd {type_} {total}, {fn.let(f'fmul {type_} {value}, zeroinitializer')}")
+        fn.store(type_, total, self._total, 64)
+
+    def code(self) -> str:
+        """What the kernel returns: 0, or `FAILED` where eager is to compute instead."""
+        fn, type_, lanes = self._micro.fn, self._micro.type, self._micro.tile.lanes
+        is_nan = fn.let(f"fcmp uno {type_} {fn.load(type_, self._total, 64)}, zeroinitializer")
+        bits = fn.let(f"bitcast <{lanes} x i1> {is_nan} to i{lanes}")
+        is_some = fn.let(f"icmp ne i{lanes} {bits}, 0")
+        return f"i32 {fn.let(f'select i1 {is_some}, i32 {FAILED}, i32 0')}"
 
 
 def store_tile(

@@ -18,6 +18,8 @@ import torch
 from smelt.codegen.conv import bordered, dense, depthwise, pack, winograd
 from smelt.codegen.conv.epilogue import Epilogue
 from smelt.codegen.conv.micro import Tile
+from smelt.codegen.conv.pack import Tap
+from smelt.codegen.conv.repack import Packed
 from smelt.codegen.conv.shape import ConvShape
 from smelt.codegen.conv.tiles import (
     MAX_PIXELS,
@@ -53,7 +55,8 @@ _WINOGRAD_COLUMNS = 128
 class ConvPlan:
     """A choice of kernel that has not looked at the weight yet. `finite`: its weight must have no inf or nan.
 
-    A border is read as zeros, and zero times infinity is a number that eager does not have.
+    A border is read as zeros, and zero times infinity is a number that eager does not have. packed: how the weight is
+    read; `tables` are what the kernel reads beside it.
     """
 
     kind: str
@@ -63,12 +66,39 @@ class ConvPlan:
     item_ns: float
     scratch_nbytes: int
     finite: bool
-    pack: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
+    packed: Packed
+    tables: Callable[[], tuple[torch.Tensor, ...]]
+    groups: int = 1
+
+    def pack(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """A weight as the kernel reads it, with its tables."""
+        columns = self.packed.columns
+        match self.packed.form:
+            case "winograd":
+                made = winograd.pack_winograd(weight, columns)
+            case "depthwise":
+                made = pack.pack_depthwise(weight, columns)
+            case "dense":
+                made = pack.pack_dense(weight, self.groups, columns)
+        return made, *self.tables()
 
     @property
     def text(self) -> str:
         """The kernel's module."""
         return self.emit()
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of a result whose pixels lie apart, and the taps that reach it.
+
+    out: strides of images, rows and columns, and where the first one lies, in elements. depth: products for which a
+    weight was packed, of which those of `taps` are taken.
+    """
+
+    taps: tuple[Tap, ...]
+    out: tuple[int, int, int, int]
+    depth: int
 
 
 def is_planes(shape: ConvShape, strides: Strides) -> bool:
@@ -89,20 +119,28 @@ def _is_first(shape: ConvShape) -> bool:
     return shape.groups == 1 and shape.cin < _FEW_CHANNELS and (shape.kh > 1 or shape.kw > 1)
 
 
-def plan_kernel(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> ConvPlan | None:
+def plan_kernel(
+    isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue, *, live: bool = False
+) -> ConvPlan | None:
     """The kernel for a convolution whose input has these strides; None where it has none.
 
-    The result, and "element" operands of the epilogue, are dense channels-last.
+    The result, and "element" operands of the epilogue, are dense channels-last. live: the weight is packed in
+    each call.
     """
     if 0 in (shape.pixels, shape.cout, shape.depth) or shape.oh < 0 or shape.ow < 0:
         return None
     if _is_depthwise(shape):
-        return _depthwise(isa, shape, strides, epilogue) if is_channels_last(shape, strides) else None
+        return _depthwise(isa, shape, strides, epilogue, live) if is_channels_last(shape, strides) else None
     if _is_first(shape) and (is_planes(shape, strides) or _is_packed_row(shape, strides)):
-        return _first(isa, shape, strides, epilogue)
+        return _first(isa, shape, strides, epilogue, live)
     if not is_channels_last(shape, strides):
         return None
-    return _winograd(isa, shape, strides, epilogue) or _dense(isa, shape, strides, epilogue)
+    return _winograd(isa, shape, strides, epilogue, live) or _dense(isa, shape, strides, epilogue, live)
+
+
+def plan_phase(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue, phase: Phase) -> ConvPlan:
+    """The kernel for a part of the gradient of an image: the convolution of a result's gradient by some taps."""
+    return _dense(isa, shape, strides, epilogue, True, phase)
 
 
 def _is_packed_row(shape: ConvShape, strides: Strides) -> bool:
@@ -131,8 +169,10 @@ def _pixel_stride(shape: ConvShape, strides: Strides) -> int | None:
     return steps[-1][1] if steps else 0
 
 
-def _dense(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> ConvPlan:
-    stride = _pixel_stride(shape, strides)
+def _dense(
+    isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue, live: bool, phase: Phase | None = None
+) -> ConvPlan:
+    stride = _pixel_stride(shape, strides) if phase is None else None
     flat = stride is not None
     tile = dense_tile(isa, shape.group_out, shape.pixels)
     row_pixels = tile_pixels(shape.ow, tile.pixels)
@@ -143,10 +183,13 @@ def _dense(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> 
     at = shape.window
     seen = 1 if flat else min(at.stride[0], shape.kh) * min(at.stride[1], shape.kw)
     spread = not flat and is_symbolic(strides[2:])
-    table, nblocks, nsegments, longest = pack.segment_table(shape, (0, 0) if spread else (strides[2], strides[3]))
+    steps = (0, 0) if spread else (strides[2], strides[3])
+    table, nblocks, nsegments, longest = pack.segment_table(shape, steps, None if phase is None else phase.taps)
+    depth = shape.depth if phase is None else phase.depth
     limit = pack.block_limit(shape)
     variant = dense.DenseVariant(
         tile, flat, shape.depth > limit if flat else nblocks > 1, shape.group_out % tile.columns != 0, epilogue, spread,
+        live, phase is not None,
     )  # fmt: skip
     pixel_nbytes = shape.group_in * 4 * seen + dense.scratch_nbytes(variant, 1)[0]
     blocks = dense_blocks(
@@ -157,28 +200,27 @@ def _dense(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> 
     scratch_nbytes, places = dense.scratch_nbytes(variant, blocks.pixel_step)
     words = (
         *blocks.words, shape.depth, pack.even_block(shape.depth, limit), stride or 0, shape.cout,
-        shape.group_out, group_panels, shape.group_in, shape.depth * tile.columns,
+        shape.group_out, group_panels, shape.group_in, depth * tile.columns,
     )  # fmt: skip
     if not flat:
         words = (
             *words, shape.oh, shape.ow, shape.h, shape.w, *at.stride, *at.before, strides[0], strides[2], strides[3],
-            nblocks, nsegments, places,
+            nblocks, nsegments, places, *(() if phase is None else phase.out),
         )  # fmt: skip
 
-    def held(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        packed = pack.pack_dense(weight, shape.groups, tile.columns)
-        return (packed,) if flat else (packed, table, torch.zeros(longest))
+    def tables() -> tuple[torch.Tensor, ...]:
+        return () if flat else (table, torch.zeros(longest))
 
     return ConvPlan(
         "flat" if flat else "window", partial(dense.dense_text, isa, variant), words, blocks.items, item_ns,
-        scratch_nbytes, shape.has_border, held,
+        scratch_nbytes, shape.has_border, Packed("dense", tile.lanes, tile.vectors), tables, shape.groups,
     )  # fmt: skip
 
 
 # --- 3x3
 
 
-def _winograd(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> ConvPlan | None:
+def _winograd(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue, live: bool) -> ConvPlan | None:
     """The kernel with fewer products, where it saves enough of them; None elsewhere."""
     at = shape.window
     if (shape.kh, shape.kw, *at.stride, *at.dilation, shape.groups) != (3, 3, 1, 1, 1, 1, 1):
@@ -189,10 +231,10 @@ def _winograd(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) 
         return None
     th, tw = -(-shape.oh // 2), -(-shape.ow // 2)
     tiles = shape.n * th * tw
-    if not winograd_pays(isa, shape.pixels, tiles, shape.cin * shape.cout):
+    if not winograd_pays(isa, shape.pixels, tiles, shape.cin * shape.cout, live):
         return None
     pixels = tile_pixels(tiles, MAX_PIXELS if isa.f32_lanes == 16 and vectors == 2 else 6)
-    variant = winograd.WinogradVariant(Tile(isa.f32_lanes, vectors, pixels), epilogue)
+    variant = winograd.WinogradVariant(Tile(isa.f32_lanes, vectors, pixels), epilogue, live)
     panels = shape.cout // columns
     tile_step, panel_step = winograd_blocks(
         tiles, pixels, panels, winograd.POINTS * shape.cin * 4, _WINOGRAD_COLUMNS // columns
@@ -202,21 +244,22 @@ def _winograd(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) 
         *at.before, strides[0], strides[2], strides[3], shape.cin, shape.cout, winograd.POINTS * shape.cin * columns,
     )  # fmt: skip
 
-    def held(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return winograd.pack_winograd(weight, columns), torch.zeros(shape.cin)
+    def tables() -> tuple[torch.Tensor, ...]:
+        return (torch.zeros(shape.cin),)
 
     return ConvPlan(
         "winograd", partial(winograd.winograd_text, isa, variant), words,
         -(-tiles // tile_step) * -(-panels // panel_step),
         nanoseconds(isa, winograd.POINTS * tile_step * shape.cin * panel_step * columns * 1.15),
-        winograd.scratch_nbytes(variant, tile_step, shape.cin), True, held,
+        winograd.scratch_nbytes(variant, tile_step, shape.cin), True,
+        Packed("winograd", isa.f32_lanes, vectors), tables,
     )  # fmt: skip
 
 
 # --- few input channels
 
 
-def _first(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> ConvPlan:
+def _first(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue, live: bool) -> ConvPlan:
     planes = is_planes(shape, strides) and (shape.cin == 1 or not _is_packed_row(shape, strides))
     at = shape.window
     unit = 1 if planes else shape.cin
@@ -238,23 +281,23 @@ def _first(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> 
     )  # fmt: skip
     spread = is_symbolic(row)
     variant = bordered.BorderedVariant(
-        tile, at.stride[1] * unit, shape.depth > limit, shape.cout % tile.columns != 0, epilogue, spread
+        tile, at.stride[1] * unit, shape.depth > limit, shape.cout % tile.columns != 0, epilogue, spread, live
     )
 
-    def held(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        table = pack.offset_table(shape, planes, height, None if spread else row)
-        return pack.pack_dense(weight, 1, tile.columns), table
+    def tables() -> tuple[torch.Tensor, ...]:
+        return (pack.offset_table(shape, planes, height, None if spread else row),)
 
     return ConvPlan(
         "first", partial(bordered.bordered_text, isa, variant), words, shape.n * row_blocks * panel_blocks,
-        panel_ns * panel_step, copies * height * row * 4, shape.has_border, held,
+        panel_ns * panel_step, copies * height * row * 4, shape.has_border, Packed("dense", tile.lanes, tile.vectors),
+        tables,
     )  # fmt: skip
 
 
 # --- depthwise
 
 
-def _depthwise(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> ConvPlan | None:
+def _depthwise(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue, live: bool) -> ConvPlan | None:
     at = shape.window
     lanes = isa.f32_lanes
     while lanes > 4 and shape.cin <= lanes // 2:
@@ -262,7 +305,7 @@ def _depthwise(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue)
 
     def variant_of(pixels: int) -> depthwise.DepthwiseVariant:
         return depthwise.DepthwiseVariant(
-            Tile(lanes, 1, pixels), shape.kw, at.stride[1], at.dilation[1], shape.cin % lanes != 0, epilogue
+            Tile(lanes, 1, pixels), shape.kw, at.stride[1], at.dilation[1], shape.cin % lanes != 0, epilogue, live
         )
 
     most = MAX_PIXELS
@@ -278,11 +321,11 @@ def _depthwise(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue)
         strides[2], strides[3], shape.cout, blocks, block,
     )  # fmt: skip
 
-    def held(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return pack.pack_depthwise(weight, lanes), torch.zeros(lanes)
+    def tables() -> tuple[torch.Tensor, ...]:
+        return (torch.zeros(lanes),)
 
     item_ns = 2.0 * nanoseconds(isa, block * shape.ow * shape.kh * shape.kw)
     return ConvPlan(
         "depthwise", partial(depthwise.depthwise_text, isa, variant), words, shape.n * shape.oh * blocks, item_ns, 0,
-        shape.has_border, held,
+        shape.has_border, Packed("depthwise", lanes, 1), tables,
     )  # fmt: skip

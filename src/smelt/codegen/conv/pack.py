@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 
 import torch
@@ -47,8 +48,25 @@ def even_block(depth: int, limit: int) -> int:
     return ceil(depth / ceil(depth / limit))
 
 
-def segment_table(shape: ConvShape, strides: tuple[int, int]) -> tuple[torch.Tensor, int, int, int]:
+Tap = tuple[int, int, int]
+"""A tap of a window: rows and columns from the window's corner, and the number of its first product in the weight."""
+
+
+def _taps(shape: ConvShape) -> tuple[Tap, ...]:
+    down, right = shape.window.dilation
+    return tuple(
+        (ky * down, kx * right, (ky * shape.kw + kx) * shape.group_in)
+        for ky in range(shape.kh)
+        for kx in range(shape.kw)
+    )
+
+
+def segment_table(
+    shape: ConvShape, strides: tuple[int, int], taps: Sequence[Tap] | None = None
+) -> tuple[torch.Tensor, int, int, int]:
     """The table of a window kernel for input strides (row, column); its numbers of blocks and segments; the longest.
+
+    taps: those that are read, all by default.
 
     int64[blocks + 1] first segments, then int64[segments, 5]: dy, dx, offset in x, first k, length.
     """
@@ -56,17 +74,15 @@ def segment_table(shape: ConvShape, strides: tuple[int, int]) -> tuple[torch.Ten
     chunk = even_block(shape.group_in, limit)
     rows: list[list[int]] = []
     starts = [0]
-    filled = depth = 0
-    for ky in range(shape.kh):
-        for kx in range(shape.kw):
-            dy, dx = ky * shape.window.dilation[0], kx * shape.window.dilation[1]
-            for first in range(0, shape.group_in, chunk):
-                length = min(chunk, shape.group_in - first)
-                if filled and filled + length > limit:
-                    starts.append(len(rows))
-                    filled = 0
-                rows.append([dy, dx, dy * strides[0] + dx * strides[1] + first, depth, length])
-                filled, depth = filled + length, depth + length
+    filled = 0
+    for dy, dx, k in _taps(shape) if taps is None else taps:
+        for first in range(0, shape.group_in, chunk):
+            length = min(chunk, shape.group_in - first)
+            if filled and filled + length > limit:
+                starts.append(len(rows))
+                filled = 0
+            rows.append([dy, dx, dy * strides[0] + dx * strides[1] + first, k + first, length])
+            filled += length
     starts.append(len(rows))
     flat = starts + [number for row in rows for number in row]
     return torch.tensor(flat, dtype=torch.int64), len(starts) - 1, len(rows), min(chunk, shape.group_in)

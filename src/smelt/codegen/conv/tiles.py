@@ -27,6 +27,8 @@ _MIN_ITEMS, _ITEMS_PER_THREAD = 16, 4
 _WINOGRAD_NBYTES, _MIN_WINOGRAD_ITEMS = 384 << 10, 4
 # Products that the 3x3 kernel must save to pay for its transforms; what it has for the 36 of a tile.
 _MIN_SAVING, _WINOGRAD_POINTS = 1.5, 16
+# Tiles that pay for writing and reading a weight of 16 points where one of 9 taps is there.
+_LIVE_TILES = 32
 _ROWS_NBYTES = 48 << 10
 _DEPTHWISE_ITEM = 4096
 _MIN_ITEM_NS = 3000.0
@@ -165,9 +167,11 @@ def winograd_blocks(tiles: int, pixels: int, panels: int, tile_nbytes: int, leas
 
 
 @chosen
-def winograd_pays(isa: Isa, pixels: int, tiles: int, weights: int) -> bool:
-    """Whether it saves enough, and its weight is worth reading."""
+def winograd_pays(isa: Isa, pixels: int, tiles: int, weights: int, live: bool = False) -> bool:
+    """Whether it saves enough, and its weight is worth reading; where it is packed in each call, writing, too."""
     saves = 9 * pixels >= _MIN_SAVING * _WINOGRAD_POINTS * tiles
+    if live and tiles < _LIVE_TILES:
+        return False
     return saves and tiles >= least_winograd_tiles(isa, _WINOGRAD_POINTS * weights * 4)
 
 

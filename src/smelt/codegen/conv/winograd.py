@@ -18,9 +18,8 @@ from functools import lru_cache
 import torch
 
 from smelt.codegen.conv.epilogue import Epilogue
-from smelt.codegen.conv.finish import Target, store_tile
+from smelt.codegen.conv.finish import Finite, Target, store_tile
 from smelt.codegen.conv.micro import Ahead, Micro, Tile
-from smelt.codegen.kernels.nest import FAILED
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes import ExprEmitter
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
@@ -36,10 +35,14 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class WinogradVariant:
-    """What the text depends on: cin is a multiple of `BLOCK`, cout one of the tile's channels."""
+    """What the text depends on: cin is a multiple of `BLOCK`, cout one of the tile's channels.
+
+    live: as of `DenseVariant`.
+    """
 
     tile: Tile
     epilogue: Epilogue
+    live: bool = False
 
 
 def scratch_nbytes(variant: WinogradVariant, tiles: int, cin: int) -> int:
@@ -78,13 +81,12 @@ class _Winograd:
         self.x, self.out, self.packed, self.zeros = (fn.address(i) for i in range(4))
         count = len(variant.epilogue.operands)
         self.operands = tuple(fn.address(4 + i) for i in range(count))
-        self.words = {name: fn.word(4 + count + i) for i, name in enumerate(WORDS)}
-        self.bad = fn.alloca(variant.tile.type)
+        self.words = {name: fn.word(4 + count + variant.live + i) for i, name in enumerate(WORDS)}
+        self.finite = Finite(self.micro)
         self.nothing = self.micro.totals()
 
     def text(self) -> str:
         fn, w = self.fn, self.words
-        fn.store(self.micro.type, "zeroinitializer", self.bad, 64)
         self.micro.clear(self.nothing)
         with fn.loop("%begin", "%end") as item:
             panel = fn.mul(fn.let(f"urem i64 {item.index}, {w['panel_blocks']}"), w["panel_step"])
@@ -98,19 +100,11 @@ class _Winograd:
                 with fn.loop(0, POINTS) as point:
                     self._point(packed, products, point.index, count)
                 self._results(products, fn.mul(q.index, self.variant.tile.columns), tile, count)
-        return fn.finish(f"i32 {self._code()}")
+        return fn.finish(self.finite.code())
 
     def _least(self, a: str, b: str) -> str:
         is_less = self.fn.let(f"icmp slt i64 {a}, {b}")
         return self.fn.let(f"select i1 {is_less}, i64 {a}, i64 {b}")
-
-    def _code(self) -> str:
-        """0, or `FAILED` if a sum was not finite: the sum of 0 * sum is then NaN."""
-        fn, lanes = self.fn, self.variant.tile.lanes
-        total = fn.load(self.micro.type, self.bad, 64)
-        is_nan = fn.let(f"fcmp uno {self.micro.type} {total}, zeroinitializer")
-        bits = fn.let(f"bitcast <{lanes} x i1> {is_nan} to i{lanes}")
-        return fn.let(f"select i1 {fn.let(f'icmp ne i{lanes} {bits}, 0')}, i32 {FAILED}, i32 0")
 
     def _corner(self, number: str) -> tuple[str, str, str]:
         """Image, and row and column of the first result, of a tile."""
@@ -204,7 +198,7 @@ class _Winograd:
                 ]
                 rows = [self._backward([m[4 * i + k] for i in range(4)]) for k in range(4)]
                 made = [value for i in range(2) for value in self._backward([rows[k][i] for k in range(4)])]
-                self._note_finite(made)
+                self.finite.note(made)
                 for number, value in enumerate(made):
                     self._store(value, image, (row, col), number, fn.add(column, j.index))
 
@@ -221,10 +215,3 @@ class _Winograd:
     def _backward(self, m: list[str]) -> list[str]:
         """At m of a column: m0 + m1 + m2, m1 - m2 - m3."""
         return [self._add(self._add(m[0], m[1]), m[2]), self._sub(self._sub(m[1], m[2]), m[3])]
-
-    def _note_finite(self, values: list[str]) -> None:
-        total = self.fn.load(self.micro.type, self.bad, 64)
-        for value in values:
-            zero = self.fn.let(f"fmul {self.micro.type} {value}, zeroinitializer")
-            total = self._add(total, zero)
-        self.fn.store(self.micro.type, total, self.bad, 64)

@@ -1,4 +1,4 @@
-"""Convolutions with static weights, channels-last from one to the next, and the library's way to run them.
+"""Convolutions, channels-last from one to the next, and the library's way to run those with static weights.
 
     %1 = conv2d(%x, %w, %b); %2 = conv2d(%1, ...)   ==>   %x copied to channels-last once; no reorder between the two
 
@@ -8,6 +8,7 @@ The result stays channels-last for whoever takes any layout; who does not gets a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from smelt._torch import mkldnn
@@ -18,6 +19,7 @@ from smelt.codegen.lower.generic import dispatch
 from smelt.codegen.lower.geometry import Geometry, same_layout
 from smelt.codegen.lower.library import lower_pad
 from smelt.ir import Arg, DType, Node, TensorType, Value
+from smelt.ir.sizes import is_symbolic
 from smelt.ir.sizes import value as at_hand
 from smelt.runtime import calls
 
@@ -31,7 +33,9 @@ CONVOLUTIONS = (
 class Convolution:
     """f32[n, c, h, w] with weight f32[out, c / groups, kh, kw] -> f32[n, out, h', w'], or both without h and kh.
 
-    Per axis: strides, zeros before and after, dilations. pad: the node that made (some of) those zeros.
+    Per axis: strides, zeros before and after, dilations. pad: the node that made (some of) those zeros. is_live: the
+    weight is known in a call only. is_turned: it is the gradient of an image: `x` is the result's gradient, strides and
+    zeros are those of the convolution that had the image.
     """
 
     node: Node
@@ -44,26 +48,32 @@ class Convolution:
     dilation: tuple[int, ...]
     groups: int
     pad: Node | None = None
+    is_live: bool = False
+    is_turned: bool = False
+
+    @property
+    def result(self) -> Value:
+        """What it gives."""
+        return self.node.results[0]
 
 
 def convolution_of(ctx: Context, node: Node) -> Convolution | None:
-    """The convolution that a node is, if its weight is static and it has one or two axes."""
+    """The convolution that a node is, if it has one or two axes."""
     if node.op not in CONVOLUTIONS or ctx.options.numerics == "eager-library":
         return None
     call = ctx.call_arguments(node)
     x, weight, bias = call["input"], call["weight"], call["bias"]
     if not isinstance(x, Value) or not isinstance(weight, Value) or not (bias is None or isinstance(bias, Value)):
         return None
-    if call.get("transposed") or "autocast" in node.mode or not ctx.statics.is_static(weight):
+    if call.get("transposed") or "autocast" in node.mode:
         return None
-    types = [v.type for v in (x, weight, bias, node.result) if v is not None]
-    kinds = {t.dtype if isinstance(t, TensorType) and t.numel > 0 else None for t in types}
-    if kinds not in ({DType.F32}, {DType.BF16}):
+    is_live = not ctx.statics.is_static(weight)
+    if not _are_alike([v for v in (x, weight, bias, node.result) if v is not None], is_live):
         return None
     axes = len(tensor_type(weight).sizes) - 2
     if axes not in (1, 2) or len(tensor_type(x).sizes) != axes + 2:
         return None
-    stride, dilation = _per_axis(call["stride"], axes), _per_axis(call["dilation"], axes)
+    stride, dilation = per_axis(call["stride"], axes), per_axis(call["dilation"], axes)
     groups = call["groups"]
     if stride is None or dilation is None or not isinstance(groups, int):
         return None
@@ -71,7 +81,7 @@ def convolution_of(ctx: Context, node: Node) -> Convolution | None:
     if padding is None:
         return None
     before, after = padding
-    found = Convolution(node, x, weight, bias, stride, before, after, dilation, groups)
+    found = Convolution(node, x, weight, bias, stride, before, after, dilation, groups, is_live=is_live)
     border = _zero_border(ctx, x, axes)
     if border is None or not isinstance(border[0].args[0], Value):
         return found
@@ -81,6 +91,15 @@ def convolution_of(ctx: Context, node: Node) -> Convolution | None:
         before=tuple(map(sum, zip(before, more_before, strict=True))),
         after=tuple(map(sum, zip(after, more_after, strict=True))),
     )  # fmt: skip
+
+
+def _are_alike(values: Sequence[Value], is_live: bool) -> bool:
+    """Whether all are tensors of one dtype that kernels have. is_live: and of known sizes."""
+    types = [v.type for v in values]
+    kinds = {t.dtype if isinstance(t, TensorType) and t.numel > 0 else None for t in types}
+    if is_live:
+        return kinds == {DType.F32} and all(isinstance(t, TensorType) and not is_symbolic(t.sizes) for t in types)
+    return kinds in ({DType.F32}, {DType.BF16})
 
 
 def without_pad(ctx: Context, conv: Convolution) -> Convolution:
@@ -119,7 +138,7 @@ def _zero_border(ctx: Context, x: Value, axes: int) -> tuple[Node, tuple[int, ..
     return node, tuple(sizes[0::2])[::-1], tuple(sizes[1::2])[::-1]
 
 
-def _per_axis(arg: Arg, axes: int) -> tuple[int, ...] | None:
+def per_axis(arg: Arg, axes: int) -> tuple[int, ...] | None:
     if isinstance(arg, int):
         return (arg,) * axes
     if not isinstance(arg, tuple):
@@ -139,7 +158,7 @@ def _padding(
     if arg == "same":
         total = [d * (size - 1) for d, size in zip(dilation, kernel, strict=True)]
         return tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
-    both = _per_axis(arg, len(kernel))
+    both = per_axis(arg, len(kernel))
     return None if both is None else (both, both)
 
 
@@ -154,7 +173,12 @@ def channels_last(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 def takes_library(conv: Convolution) -> bool:
     """Whether oneDNN has the convolution (perhaps after its padding node): two axes, borders alike on both sides."""
-    return mkldnn.has_convolution() and len(conv.stride) == 2 and (conv.pad is not None or conv.before == conv.after)
+    return (
+        not conv.is_live
+        and mkldnn.has_convolution()
+        and len(conv.stride) == 2
+        and (conv.pad is not None or conv.before == conv.after)
+    )
 
 
 def lower_convolution(ctx: Context, conv: Convolution, epilogue: Epilogue) -> bool:

@@ -29,6 +29,12 @@ from smelt.codegen.lower.convolution import (
     takes_library,
     without_pad,
 )
+from smelt.codegen.lower.convolution_gradients import (
+    OwnWeightGradient,
+    image_gradient_of,
+    lower_own_weight_gradient,
+    own_weight_gradient_of,
+)
 from smelt.codegen.lower.expects import lower_expect
 from smelt.codegen.lower.fuse import Epilogue, epilogue_of
 from smelt.codegen.lower.generic import dispatch
@@ -93,7 +99,7 @@ LOWERINGS: dict[str, Callable[[Context, Node], bool]] = {
     "aten.resolve_neg.default": lower_resolved,
 }
 
-_Main = Product | OwnProduct | OwnMatmul | Convolution | OwnConvolution | OwnAttention
+_Main = Product | OwnProduct | OwnMatmul | Convolution | OwnConvolution | OwnWeightGradient | OwnAttention
 
 
 class _Groups:
@@ -114,7 +120,7 @@ class _Groups:
                 if product is None
                 else own_product_of(ctx, product, claimed) or product
             )
-            conv = convolution_of(ctx, node) if main is None else None
+            conv = (convolution_of(ctx, node) or image_gradient_of(ctx, node)) if main is None else None
             pad = None
             if conv is not None:
                 pad = conv.pad
@@ -124,8 +130,12 @@ class _Groups:
                 if main is not None and pad is not None:
                     self.waiting.add(pad)
             if main is None:
-                main = own_attention_of(ctx, node, claimed)
+                main = own_weight_gradient_of(ctx, node) or own_attention_of(ctx, node, claimed)
             if main is None:
+                continue
+            if isinstance(main, OwnWeightGradient):
+                self.at[node] = main, Epilogue((), main.result)
+                self.units.append([node])
                 continue
             if isinstance(main, OwnConvolution | OwnProduct | OwnMatmul | OwnAttention):
                 epilogue = Epilogue(main.nodes, main.result)
@@ -133,7 +143,7 @@ class _Groups:
                 epilogue = epilogue_of(ctx, node, claimed, sum_then_post=conv is not None)
             if epilogue.nodes and any(order[node] < w < order[epilogue.nodes[-1]] for w in writes):
                 # Waiting would carry the product past a write to what it reads.
-                epilogue = Epilogue((), node.result)
+                epilogue = Epilogue((), node.results[0])
                 if isinstance(main, OwnConvolution | OwnProduct | OwnMatmul | OwnAttention):
                     main = main.bare()
             claimed.update(epilogue.nodes)
@@ -287,6 +297,8 @@ def _lower_main(ctx: Context, main: _Main, epilogue: Epilogue) -> bool:
             lower_own_product(ctx, main)
         case OwnConvolution():
             lower_own_convolution(ctx, main)
+        case OwnWeightGradient():
+            lower_own_weight_gradient(ctx, main)
         case OwnAttention():
             lower_own_attention(ctx, main)
     return True
