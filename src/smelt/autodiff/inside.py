@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from smelt.autodiff.activity import active_values, certain_values, may_depend
 from smelt.autodiff.control import drop_unused
 from smelt.autodiff.reverse import Reverse
+from smelt.autodiff.spelled import spell_norms
 from smelt.diag import SmeltError
 from smelt.ir import Arg, Graph, Node, TensorType, Value
 from smelt.ops.lowering import GraphEmitter
@@ -36,6 +37,7 @@ def write_gradients(graph: Graph) -> None:
     for node in found:
         _write(rewriter, node)
     if found:
+        spell_norms(rewriter, graph)
         drop_unused(rewriter, graph.body)
 
 

@@ -19,6 +19,7 @@ from smelt.autodiff.activity import active_values, may_depend
 from smelt.autodiff.control import drop_unused
 from smelt.autodiff.presence import is_uncertain
 from smelt.autodiff.reverse import Reverse
+from smelt.autodiff.spelled import spell_norms
 from smelt.diag import SmeltError
 from smelt.ir import BOOL, STATE_OPS, Arg, Graph, TensorType, Type, Value
 from smelt.rewrite import Rewriter
@@ -101,6 +102,7 @@ def joint_graph(
     grads: list[Arg] = [_laid_as(reverse, value) for value in wanted]
     grads += [reverse.present(value) for value in wanted if tells]
     rewriter.set_yields(graph.body, (*graph.outputs, *grads))
+    spell_norms(rewriter, graph)
     drop_unused(rewriter, graph.body)
     return Joint(graph, count, differentiated, tuple(wrt), tells)
 

@@ -1,7 +1,8 @@
 """Whole layers as products, attention and norms.   %1 = _transformer_encoder_layer_fwd %x, ...   ==>   %1 = linear ...
 
-`torch.nn` runs a layer of a transformer as one operator in evaluation mode; spelled out, each part gets the kernels
-and the fusion that it would get anywhere else. Left out where eager's own libraries are asked for.
+So is batch norm in training as means and what each element becomes. `torch.nn` runs a layer of a transformer as one
+operator in evaluation mode; spelled out, each part gets the kernels and the fusion that it would get anywhere else.
+Left out where eager's own libraries are asked for.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from smelt.ops.catalogue.layers import LAYERS
 from smelt.passes.base import Pass, PassContext
 from smelt.passes.decompose import lower_node
 
-_OPS = frozenset(record.name for record in LAYERS)
+_OPS = frozenset((*(record.name for record in LAYERS), "aten._native_batch_norm_legit_functional.default"))
 
 
 def _run(graph: Graph, context: PassContext) -> bool:

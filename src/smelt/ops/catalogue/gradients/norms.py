@@ -70,21 +70,27 @@ def _affine(g: Term, call: Operands, rows: Callable[[], _Rows]) -> _Parts:
 # --- by channel: x[n, c, ...]
 
 
-def _by_channel(g: Term, call: Operands, rows: Callable[[], _Rows], *, is_constant: bool = False) -> _Parts:
-    """Of rows times a weight plus a bias for each channel. is_constant: the moments do not depend on the operand."""
+def _by_channel(
+    g: Term, call: Operands, rows: Callable[[], _Rows], *, is_constant: bool = False, of_batch: bool = False
+) -> _Parts:
+    """Of rows times a weight plus a bias for each channel. is_constant: the moments do not depend on the operand;
+    of_batch: they are those of a whole channel, so that the sums of the operand's gradient are those of the others.
+    """
     rank = g.type.rank
     assert rank is not None
     others = (0, *range(2, rank))
+    of_weight, of_bias = cache(lambda: (g * rows().unit).sum(others)), cache(lambda: g.sum(others))
 
     def of_input() -> Term:
-        scaled = g if call["weight"] is None else g * _column(call["weight"], rank)
-        return scaled * rows().scale if is_constant else rows().back(scaled)
+        weight = call["weight"]
+        if is_constant or not of_batch:
+            scaled = g if weight is None else g * _column(weight, rank)
+            return scaled * rows().scale if is_constant else rows().back(scaled)
+        centre, slope = (_column(divided(total(), rows().x, others), rank) for total in (of_bias, of_weight))
+        scale = rows().scale if weight is None else rows().scale * _column(weight, rank)
+        return (g - centre - rows().unit * slope) * scale
 
-    return {
-        "input": of_input,
-        "weight": lambda: (g * rows().unit).sum(others),
-        "bias": lambda: g.sum(others),
-    }
+    return {"input": of_input, "weight": of_weight, "bias": of_bias}
 
 
 def _column(x: Term, rank: int) -> Term:
@@ -119,7 +125,7 @@ def _batch_norm(g: Term, call: Operands) -> _Parts | None:
     if call["training"] is False:
         return _by_channel(g, call, _by_running(call, rank), is_constant=True)
     others = (0, *range(2, rank))
-    return _by_channel(g, call, cache(lambda: _rows(call["input"], others, call["eps"])))
+    return _by_channel(g, call, cache(lambda: _rows(call["input"], others, call["eps"])), of_batch=True)
 
 
 def _native_batch_norm(
@@ -139,7 +145,8 @@ def _native_batch_norm(
         rows = cache(lambda: _Rows(call["input"], others, centre, scale))
     parts: dict[str, list[Callable[[], Term]]] = {"input": [], "weight": [], "bias": []}
     if grads[0] is not None:
-        found = _by_channel(wide(b, grads[0]), call, rows, is_constant=given["training"] is False)
+        is_constant = given["training"] is False
+        found = _by_channel(wide(b, grads[0]), call, rows, is_constant=is_constant, of_batch=not is_constant)
         for name, make in found.items():
             parts[name].append(make)
 
