@@ -165,7 +165,8 @@ class _BackwardKernel(Parts):
         """Widen a row into scratch memory, zeros up to whole vectors; keep in mind whether it holds what is refused."""
         fn, words = self.fn, self.words
         size, width = (words[w] for w in (("value_size", "value_width") if name in "gov" else ("size", "width")))
-        self.copy_row(self.dtype, source, words[f"{name}_column"], size, target, check=self.failed)
+        stride, following = words[f"{name}_column"], words[f"{name}_row"]
+        self.copy_row(self.dtype, source, stride, size, target, check=self.failed, next_row=following)
         with fn.loop(size, width) as rest:
             fn.store(self.kind, number(0.0), fn.gep(self.kind, target, rest.index))
 

@@ -9,6 +9,9 @@ from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS
 from smelt.ir import DType
 
+# Rows of an operand that are asked for before they are copied.
+_ROWS_AHEAD = 16
+
 
 class Parts:
     """A kernel's text in the making, with its words and buffers loaded."""
@@ -57,19 +60,25 @@ class Parts:
     # --- rows
 
     def copy_row(
-        self, dtype: DType, source: str, stride: str, count: str, target: str, scale: str = "", check: str = ""
-    ) -> None:
+        self, dtype: DType, source: str, stride: str, count: str, target: str, scale: str = "", check: str = "",
+        next_row: str = "",
+    ) -> None:  # fmt: skip
         """Widen `count` elements of a row that lie `stride` apart into `target`, times `scale`.
 
-        check: address of an i32 that becomes 1 where an element is larger than the bound, or NaN.
+        check: address of an i32 that becomes 1 where an element is larger than the bound, or NaN. next_row: elements
+        from one row to the next, of which one to come is asked for: rows of heads lie too far apart for the hardware to
+        see where they go.
         """
         fn, lanes = self.fn, self.lanes
         is_dense = fn.let(f"icmp eq i64 {stride}, 1")
         whole = fn.let(f"select i1 {is_dense}, i64 {down(fn, count, lanes.count)}, i64 0", "i")
         factors = lanes.splat(scale) if scale else ""
         bits, many = lanes.bits, f"<{lanes.count} x {lanes.bits}>"
+        ahead = self.at(dtype, source, fn.mul(next_row, _ROWS_AHEAD)) if next_row else ""
         with fn.loop("0", whole, lanes.count, [(many, "zeroinitializer")] if check else []) as loop:
             x = lanes.read(dtype, self.at(dtype, source, loop.index))
+            if ahead:
+                self.fetch(self.at(dtype, ahead, loop.index))
             if scale:
                 x = lanes.op("fmul", x, factors)
             if check:

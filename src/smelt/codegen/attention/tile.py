@@ -158,7 +158,8 @@ class _TileKernel(Parts):
         with fn.loop("0", block.count) as loop:
             target = fn.gep(self.kind, self.values, fn.mul(loop.index, words["value_width"]))
             row = self.at(self.dtype, source, self.offset((loop.index, "v_row")))
-            self.copy_row(self.dtype, row, words["v_column"], words["value_size"], target, check=found)
+            stride, following = words["v_column"], words["v_row"]
+            self.copy_row(self.dtype, row, stride, words["value_size"], target, check=found, next_row=following)
             with fn.loop(words["value_size"], words["value_width"]) as rest:
                 fn.store(self.kind, number(0.0), fn.gep(self.kind, target, rest.index))
         with fn.when(is_checked):
@@ -183,8 +184,11 @@ class _TileKernel(Parts):
                 place = self.offset((least(fn, fn.add(key, i), last), "k_row"))
                 return self.at(self.dtype, block.item.bases["k"], place)
 
+            ahead = fn.mul(words["k_row"], self.panel)
             with fn.loop("0", square.count) as single:
                 fn.store("ptr", row(single.index), fn.gep("ptr", rows, single.index))
+                with fn.loop("0", whole, self.lanes.count) as line:
+                    self.fetch(self.at(self.dtype, row(single.index), fn.add(line.index, ahead)))
             with fn.loop("0", whole, square.count) as columns:
                 read = []
                 for i in range(square.count):
@@ -227,9 +231,8 @@ class _TileKernel(Parts):
                 fn.store("ptr", mask, fn.gep("ptr", self.mask_rows, loop.index))
             source = self.at(self.dtype, block.item.bases["q"], self.offset((group, "q_group"), (query, "q_row")))
             target = fn.gep(self.kind, self.queries, fn.mul(loop.index, self.tile_row))
-            self.copy_row(
-                self.dtype, source, words["q_column"], words["size"], target, scale=self.numbers["scale_before"]
-            )
+            scale, following = self.numbers["scale_before"], words["q_row"]
+            self.copy_row(self.dtype, source, words["q_column"], words["size"], target, scale=scale, next_row=following)
             loop.carried[0].next = most(fn, loop.carried[0].now, sees)
         return loop.carried[0].last
 

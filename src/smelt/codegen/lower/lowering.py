@@ -35,6 +35,7 @@ from smelt.codegen.lower.convolution_gradients import (
     lower_own_weight_gradient,
     own_weight_gradient_of,
 )
+from smelt.codegen.lower.embedding_gradient import lower_embedding_gradient
 from smelt.codegen.lower.expects import lower_expect
 from smelt.codegen.lower.fuse import Epilogue, epilogue_of
 from smelt.codegen.lower.generic import dispatch
@@ -90,6 +91,7 @@ LOWERINGS: dict[str, Callable[[Context, Node], bool]] = {
     FLASH: lower_flash,
     FLASH_BACKWARD: lower_flash_backward,
     "aten.gelu.default": lower_gelu,
+    "aten.embedding_dense_backward.default": lower_embedding_gradient,
     "aten.histc.default": lower_histc,
     "aten.pad.default": lower_pad,
     "aten.constant_pad_nd.default": lower_pad,
