@@ -64,7 +64,9 @@ class _Numbers(Lines):
                 self.put(depth, "else:")
                 self.block(depth + 1, self.statement)
         elif nests and self.chance(0.1):
-            self.put(depth, "turns = 0", self.fill(self.pick(LOOPS)), "    turns += 1", "    if turns > 60: break")
+            # Counted apart: a loop inside must not set back the count that ends the outer one.
+            loop = self.fill(self.pick(LOOPS)).replace("turns", f"turns{depth}")
+            self.put(depth, f"turns{depth} = 0", loop, f"    turns{depth} += 1", f"    if turns{depth} > 60: break")
             self.block(depth + 1, self.statement)
         else:
             kind = self.pick("nnnfffbbsk")
