@@ -6,7 +6,7 @@ What is checked are graphs of ours: a gradient's graph, and the gradient's graph
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,16 +17,27 @@ from torch.autograd.gradcheck import GradcheckError, gradcheck, gradgradcheck
 from smelt.autodiff import joint_graph
 from smelt.diag import SmeltError
 from smelt.ir import Graph
-from smelt.ops.catalogue import CATALOGUE, record_of
+from smelt.ops.catalogue import record_of
+from smelt.ops.catalogue.gradients import GRADIENTS
 from smelt.ops.evaluate import evaluate
 from smelt.ops.record import Sample
 from tests.autodiff.gradient_harness import called, given_names, graph_of, in_f64, tensors_of, with_tensors
+from tests.autodiff.uncatalogued import CALLS
 
 Tensor = torch.Tensor
 Program = Callable[..., tuple[Tensor, ...]]
 # Functional forms of what writes in place, which torch itself does not differentiate; programs try them.
 _OF_WRITES = frozenset(("aten.copy.default",))
-OWN = [r.name for r in CATALOGUE if r.vjp is not None and r.name not in _OF_WRITES]
+OWN = [name for name in GRADIENTS if name not in _OF_WRITES]
+# Compared elsewhere: of attention's kernel's backward torch has no gradient, and not all results of a convolution's are
+# there.
+_ELSEWHERE = frozenset(name for name in GRADIENTS if "flash_attention" in name or "convolution_backward" in name)
+# Of its moments torch has no gradients, though they are said to have some.
+_FIRST_ONLY = frozenset(("aten.native_group_norm.default",))
+# What torch wants without gradients.
+_FIXED = {"aten.soft_margin_loss.default": "target", "aten.binary_cross_entropy.default": "weight"}
+# torch has no gradient of this one's gradient.
+_ONCE = frozenset(("aten._cdist_forward.default",))
 
 
 class _Gradients:
@@ -98,10 +109,10 @@ class _Call:
     ) -> None:
         self.name, self.sample, self.sizes = name, sample, list[Any]()
         self.leaves = [self._leaf(t, layout, expanded=expanded) for t in tensors_of(sample)]
-        called(name, sample, self._laid(self.leaves))
         laid = iter(self._laid(self.leaves))
         self.graph, _ = graph_of(name, with_tensors(sample, lambda _: next(laid)))
-        fixed = given_names(self.graph, ("running_mean", "running_var"))
+        called(name, sample, self._laid(self.leaves))
+        fixed = given_names(self.graph, ("running_mean", "running_var", _FIXED.get(name, "")))
         for value, leaf in zip(self.graph.inputs, self.leaves, strict=True):
             leaf.requires_grad_(leaf.is_floating_point() and value.name not in fixed)
 
@@ -114,14 +125,17 @@ class _Call:
     def _laid(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         return [leaf if size is None else leaf.expand(size) for leaf, size in zip(leaves, self.sizes, strict=True)]
 
-    def of_torch(self, *leaves: Tensor) -> tuple[Tensor, ...]:
+    def _results(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         torch.manual_seed(0)
-        return tuple(r for r in called(self.name, self.sample, self._laid(leaves)) if r.requires_grad)
+        return called(self.name, self.sample, self._laid(leaves))[: 1 if self.name in _FIRST_ONLY else None]
+
+    def of_torch(self, *leaves: Tensor) -> tuple[Tensor, ...]:
+        return tuple(r for r in self._results(leaves) if r.requires_grad)
 
     def fault(self, check: Callable[..., bool]) -> str | None:
         """What is wrong with our gradients. None: at this point torch's are not those of the differences, either."""
         own = _Gradients(self.graph)
-        results = called(self.name, self.sample, self._laid(self.leaves))
+        results = self._results(self.leaves)
         at = [i for i, r in enumerate(results) if r.requires_grad]
         if not at:
             return None
@@ -129,10 +143,13 @@ class _Call:
         return None if text and _error(check, self.of_torch, self.leaves) else text
 
 
-def _calls(name: str) -> Iterator[_Call]:
+def _samples(name: str) -> Iterable[Sample]:
     record = record_of(name)
-    assert record is not None
-    for sample in record.samples():
+    return record.samples() if record is not None else CALLS[name]
+
+
+def _calls(name: str) -> Iterator[_Call]:
+    for sample in _samples(name):
         sample = with_tensors(sample, in_f64)
         if not all(bool(t.isfinite().all()) for t in tensors_of(sample)):
             continue
@@ -142,9 +159,9 @@ def _calls(name: str) -> Iterator[_Call]:
 
 
 @pytest.mark.spread(12)
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", [name for name in OWN if name not in _ELSEWHERE])
 def test_gradients_are_those_of_differences(name: str) -> None:
-    compared = dict.fromkeys((gradcheck, gradgradcheck), 0)
+    compared = dict.fromkeys((gradcheck, gradgradcheck)[: 1 if name in _ONCE else 2], 0)
     for call in _calls(name):
         for check in compared:
             text = call.fault(check)

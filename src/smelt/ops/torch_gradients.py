@@ -1,7 +1,7 @@
 """`py.vjp`: the gradient of an operator by torch's own backward, for operators that have none in the catalogue.
 
-    %3: (f32[4], f32[4]) = py.vjp("aten.hypot.default", [0, 1], [%g], [], %x, %y)
-    %4: (f32[4],) = py.vjp("aten.sum.dim_IntList", [0], [%g], ["dtype"], %x, [0], f32)
+    %3: (f32[3, 3], f32[3, 2]) = py.vjp("aten.linalg_solve.default", [0, 1], [%g], [], %a, %y)
+    %4: (f32[4],) = py.vjp("aten.cumprod.default", [0], [%g], ["dtype"], %x, 0, f32)
 
 The operator runs again, and autograd goes back through it. Of a gradient by `py.vjp` the gradient is one, too.
 

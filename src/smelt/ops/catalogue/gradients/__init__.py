@@ -12,6 +12,8 @@ from types import MappingProxyType
 
 from smelt.ops.catalogue.gradients import (
     attention,
+    functions,
+    images,
     indexing,
     layers,
     losses,
@@ -19,6 +21,7 @@ from smelt.ops.catalogue.gradients import (
     pointwise,
     products,
     reductions,
+    vectors,
     views,
 )
 from smelt.ops.record import Gradient
@@ -26,6 +29,7 @@ from smelt.ops.record import Gradient
 GRADIENTS: Mapping[str, Gradient] = MappingProxyType(
     {
         **pointwise.GRADIENTS,
+        **functions.GRADIENTS,
         **reductions.GRADIENTS,
         **norms.GRADIENTS,
         **losses.GRADIENTS,
@@ -34,5 +38,7 @@ GRADIENTS: Mapping[str, Gradient] = MappingProxyType(
         **products.GRADIENTS,
         **attention.GRADIENTS,
         **layers.GRADIENTS,
+        **images.GRADIENTS,
+        **vectors.GRADIENTS,
     }
 )

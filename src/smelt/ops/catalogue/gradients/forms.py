@@ -106,12 +106,31 @@ def _max_pool(b: Emitter, call: Call) -> Arg:
     return b.calls("aten.max_pool2d_with_indices.default", *(call[n] for n in names))[0]
 
 
+def _cosine_similarity(b: Emitter, call: Call) -> Arg | None:
+    """A norm below eps is raised to it where autograd does not look: its gradient is that of the norm."""
+    x, y, dim, eps = (call[n] for n in ("x1", "x2", "dim", "eps"))
+    kinds = [tensor_type(t) for t in (x, y)]
+    if kinds[0].dtype is not kinds[1].dtype or kinds[0].dtype.kind != "float" or None in [k.shape for k in kinds]:
+        return None
+    if len(kinds[0].shape or ()) != len(kinds[1].shape or ()):
+        return None
+
+    def unit(t: Value) -> Value:
+        norm = b.call("aten.linalg_vector_norm.default", t, 2, (dim,), True)
+        raised = b.call("aten.clamp_min.default", b.call("aten.rsub.Scalar", norm, eps), 0)
+        length = b.call("aten.add.Tensor", norm, b.call("aten.detach.default", raised))
+        return b.call("aten.div.Tensor", t, length)
+
+    return b.call("aten.sum.dim_IntList", b.call("aten.mul.Tensor", unit(x), unit(y)), (dim,))
+
+
 FORMS: Mapping[str, Lowering] = {
     "aten.dropout.default": _dropout(is_by_feature=False),
     "aten.feature_dropout.default": _dropout(is_by_feature=True),
     "aten.alpha_dropout.default": _alpha_dropout(is_by_feature=False),
     "aten.feature_alpha_dropout.default": _alpha_dropout(is_by_feature=True),
     "aten.max_pool2d.default": _max_pool,
+    "aten.cosine_similarity.default": _cosine_similarity,
     "aten.scaled_dot_product_attention.default": attention_form,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": flash_backward_form,
 }

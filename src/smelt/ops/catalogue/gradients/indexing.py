@@ -26,6 +26,7 @@ from smelt.ops.catalogue.gradients.parts import (
     zeros,
     zeros_beside,
 )
+from smelt.ops.catalogue.gradients.reductions import running_count
 from smelt.ops.record import Call, Emitter, Gradient, Parts, tensor_type
 from smelt.ops.shapes.results import broadcast
 
@@ -102,6 +103,40 @@ def _of_masked_select(
         return reshaped(b, b.call("aten.index_put.default", whole, (wide,), grad), sizes)
 
     return {"self": made}
+
+
+def _of_fill_value(b: Emitter, call: Call, grad: Value) -> Value:
+    """All that was filled, each once."""
+    nothing = b.call("aten.zeros_like.default", call["self"], dtype=DType.BOOL)
+    filled = b.call("aten.index_fill.int_Scalar", nothing, call["dim"], call["index"], 1)
+    return b.call("aten.sum.default", b.call("aten.where.ScalarOther", filled, grad, 0))
+
+
+def _without_filled(b: Emitter, call: Call, grad: Value) -> Value:
+    return b.call("aten.index_fill.int_Scalar", grad, call["dim"], call["index"], 0)
+
+
+def _of_copied(b: Emitter, call: Call, grad: Value) -> Value:
+    found = b.call("aten.index_select.default", grad, call["dim"], call["index"])
+    return reshaped_like(b, found, call["source"])
+
+
+def _of_masked_source(b: Emitter, call: Call, grad: Value) -> Value:
+    """The source's elements went one after the other to where the mask is."""
+    mask, sizes, kind = call["mask"], sizes_of(grad), tensor_type(call["source"])
+    whole = mask if sizes_of(mask) == sizes else b.call("aten.expand.default", mask, sizes)
+    flat = reshaped(b, whole, (prod(sizes),))
+    place = b.call("aten.sub.Tensor", running_count(b, flat), 1)
+    given = b.call("aten.where.ScalarOther", flat, reshaped(b, grad, (prod(sizes),)), 0)
+    room = b.call("aten.zeros.default", (kind.numel,), dtype=tensor_type(grad).dtype)
+    place = b.call("aten.clamp_min.default", place, 0)
+    return reshaped(b, b.call("aten.index_put.default", room, (place,), given, True), kind.sizes)
+
+
+def _of_take(b: Emitter, call: Call, grad: Value) -> Value:
+    kind = tensor_type(call["self"])
+    room = b.call("aten.zeros.default", (kind.numel,), dtype=tensor_type(grad).dtype)
+    return reshaped(b, b.call("aten.index_put.default", room, (call["index"],), grad, True), kind.sizes)
 
 
 def _of_embedding(b: Emitter, call: Call, results: tuple[Value, ...], grads: tuple[Value | None, ...]) -> Parts | None:
@@ -227,6 +262,13 @@ GRADIENTS: Mapping[str, Gradient] = {
     "aten.scatter_add.default": _of_whole_source(of_ranks(self=same, src=_gathered)),
     "aten.index.Tensor": of_ranks(self=_of_index),
     "aten.index_put.default": of_ranks(self=_without_put, values=_of_put_values),
+    "aten.index_fill.int_Scalar": of_ranks(self=_without_filled),
+    "aten.index_fill.int_Tensor": of_ranks(self=_without_filled, value=_of_fill_value),
+    "aten.index_copy.default": of_ranks(self=_without_filled, source=_of_copied),
+    "aten.masked_scatter.default": of_sizes(
+        self=lambda b, call, grad: b.call("aten.masked_fill.Scalar", grad, call["mask"], 0), source=_of_masked_source
+    ),
+    "aten.take.default": of_sizes(self=_of_take),
     "aten.masked_select.default": _of_masked_select,
     "aten.embedding.default": _of_embedding,
     "aten.embedding_dense_backward.default": _of_embedding_backward,

@@ -74,17 +74,17 @@ def _of_adaptive_backward(b: Emitter, call: Call, grad: Value) -> Value:
 
 
 def _of_nearest(b: Emitter, call: Call, results: tuple[Value, ...], grads: tuple[Value | None, ...]) -> Parts | None:
-    """Where each pixel becomes a block of pixels of one size: sums of blocks."""
+    """Where each pixel becomes a block of pixels of one size: sums of blocks. Else by torch's kernel."""
     (grad,) = grads
     x, scales = call["input"], call["scale_factors"]
     if grad is None or not has_sizes(call, grad):
         return None
     sizes, wide = sizes_of(x), sizes_of(grad)
     times = [large // small if small else 1 for large, small in zip(wide[2:], sizes[2:], strict=True)]
-    if [n * size for n, size in zip(times, sizes[2:], strict=True)] != list(wide[2:]):
-        return None
-    if scales is not None and list(scales) != times:
-        return None
+    is_whole = [n * size for n, size in zip(times, sizes[2:], strict=True)] == list(wide[2:])
+    if not is_whole or (scales is not None and list(scales) != times):
+        how = (wide[2:], sizes, *(scales or (None, None)))
+        return {"input": lambda: b.call("aten.upsample_nearest2d_backward.default", grad, *how)}
     blocks = (*sizes[:2], sizes[2], times[0], sizes[3], times[1])
     return {"input": lambda: b.call("aten.sum.dim_IntList", reshaped(b, grad, blocks), (3, 5))}
 

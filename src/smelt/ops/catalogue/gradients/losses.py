@@ -239,6 +239,11 @@ def _bce_with_logits(call: Operands) -> _Parts:
     return {"self": of_self, "target": of_target, **refused}
 
 
+def _soft_margin(call: Operands) -> _Parts:
+    x, t = call["self"], call["target"]
+    return {"self": lambda: -t * (-t * x).op("sigmoid.default"), "target": _refused("soft_margin_loss", "target")}
+
+
 def _kl_div(call: Operands) -> _Parts:
     """At a target of 0 the target's is NaN, as torch has it."""
     x, t = call["self"], call["target"]
@@ -257,5 +262,6 @@ GRADIENTS: Mapping[str, Gradient] = {
     "aten.huber_loss.default": _of_difference(_huber),
     "aten.binary_cross_entropy.default": _by_element(_bce),
     "aten.binary_cross_entropy_with_logits.default": _by_element(_bce_with_logits),
+    "aten.soft_margin_loss.default": _by_element(_soft_margin),
     "aten.kl_div.default": _by_element(_kl_div),
 }

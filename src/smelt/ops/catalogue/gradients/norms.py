@@ -174,7 +174,7 @@ def _group_norm(g: Term, call: Operands) -> _Parts | None:
     x = call["input"]
     if not x.type.is_static:
         return None
-    sizes, groups = x.type.sizes, call["num_groups"]
+    sizes, groups = x.type.sizes, call["num_groups" if "num_groups" in call.call else "group"]
     split = (sizes[0], groups, sizes[1] // groups, *sizes[2:])
     others = (0, *range(2, len(sizes)))
 
@@ -195,8 +195,10 @@ def _group_norm(g: Term, call: Operands) -> _Parts | None:
 
 GRADIENTS: Mapping[str, Gradient] = {
     "aten.layer_norm.default": of_call(_layer_norm),
+    "aten.native_layer_norm.default": of_call(_layer_norm),  # torch has none of its moments
     "aten.rms_norm.default": of_call(_rms_norm),
     "aten.group_norm.default": of_call(_group_norm),
+    "aten.native_group_norm.default": of_call(_group_norm),
     "aten.instance_norm.default": of_call(_instance_norm),
     "aten.batch_norm.default": of_call(_batch_norm),
     "aten._native_batch_norm_legit_functional.default": _native_batch_norm,

@@ -259,6 +259,47 @@ def _leaky_relu(g: Term, call: Operands) -> _Parts:
     return {"self": lambda: where(call["self"] > 0, g, g * call["negative_slope"])}
 
 
+def _celu(g: Term, call: Operands) -> _Parts | None:
+    alpha = call["alpha"]
+    if _is_run_number(alpha) or not alpha:
+        return None
+
+    def of_self() -> Term:
+        x = call["self"]
+        return where(x > 0, g, g * (where(x >= 0, 0, x) / alpha).op("exp.default"))
+
+    return {"self": of_self}
+
+
+def _threshold(g: Term, call: Operands) -> _Parts:
+    return {"self": lambda: where(call["self"] <= call["threshold"], 0, g)}
+
+
+def _shrink(g: Term, call: Operands) -> _Parts:
+    x, bound = call["self"], call["lambd"]
+    return {"self": lambda: where((x >= -bound).also(x <= bound), 0, g)}
+
+
+def _prelu(g: Term, call: Operands) -> _Parts:
+    x, weight = call["self"], call["weight"]
+    return {"self": lambda: where(x > 0, g, g * weight), "weight": lambda: where(x > 0, 0, g * x)}
+
+
+def _glu(g: Term, call: Operands) -> _Parts | None:
+    x, dim = call["self"], call["dim"]
+    half = g.type.shape[dim] if g.type.shape is not None else None
+    if not isinstance(half, int):
+        return None
+
+    def of_self() -> Term:
+        value, gate = (x.op("slice.Tensor", dim, start, start + half, 1) for start in (0, half))
+        open_ = gate.op("sigmoid.default")
+        halves = (g * open_, g * value * (open_ * (1 - open_)))
+        return Term(x.b, x.b.call("aten.cat.default", tuple(h.value for h in halves), dim))
+
+    return {"self": of_self}
+
+
 def _zeros(g: Term, call: Operands) -> _Parts:
     return {"self": g.zeros}
 
@@ -314,6 +355,12 @@ GRADIENTS: Mapping[str, Gradient] = {
     "aten.selu.default": _SELU,
     "aten.hardtanh.default": of_call(_hardtanh),
     "aten.leaky_relu.default": of_call(_leaky_relu),
+    "aten.celu.default": of_call(_celu),
+    "aten.threshold.default": of_call(_threshold),
+    "aten.hardshrink.default": of_call(_shrink),
+    "aten.softshrink.default": of_call(_shrink),
+    "aten._prelu_kernel.default": of_call(_prelu),
+    "aten.glu.default": of_call(_glu),
     "aten.add.Tensor": of_call(_add, exact=True),
     "aten.sub.Tensor": of_call(_sub, exact=True),
     "aten.rsub.Tensor": of_call(_rsub, exact=True),
@@ -340,6 +387,8 @@ GRADIENTS: Mapping[str, Gradient] = {
             ("clamp.Tensor", {"min": 1, "max": 2}),
             ("clamp_min.default", {"min": 1}),
             ("clamp_max.default", {"max": 1}),
+            ("clamp_min.Tensor", {"min": 1}),
+            ("clamp_max.Tensor", {"max": 1}),
         )
     },
     **{f"aten.where.{form}": of_call(_where, exact=True) for form in ("self", "ScalarSelf", "ScalarOther")},

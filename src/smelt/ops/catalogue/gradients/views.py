@@ -97,6 +97,17 @@ def _of_diagonal(b: Emitter, call: Call, grad: Value) -> Value:
     return b.call("aten.diagonal_scatter.default", whole, grad, call["offset"], call["dim1"], call["dim2"])
 
 
+def _of_embedded_diagonal(b: Emitter, call: Call, grad: Value) -> Value:
+    return b.call("aten.diagonal.default", grad, call["offset"], call["dim1"], call["dim2"])
+
+
+def _of_trace(b: Emitter, call: Call, grad: Value) -> Value:
+    whole = zeros_beside(b, call["self"], grad)
+    rows, columns = sizes_of(call["self"])
+    spread = b.call("aten.expand.default", grad, (rows if rows < columns else columns,))
+    return b.call("aten.diagonal_scatter.default", whole, spread)
+
+
 def _of_unfold(b: Emitter, call: Call, grad: Value) -> Value:
     x, dim = call["self"], call["dimension"]
     return b.call("aten.unfold_backward.default", grad, sizes_of(x), dim, call["size"], call["step"])
@@ -212,6 +223,8 @@ GRADIENTS: Mapping[str, Gradient] = {
     "aten.slice.Tensor": of_ranks(self=_of_slice),
     "aten.select.int": of_ranks(self=_of_select),
     "aten.diagonal.default": of_ranks(self=_of_diagonal),
+    "aten.diag_embed.default": of_ranks(self=_of_embedded_diagonal),
+    "aten.trace.default": of_sizes(self=_of_trace),
     "aten.unfold.default": of_sizes(self=_of_unfold),
     "aten.unfold_backward.default": of_ranks(grad_in=_of_unfold_backward),
     "aten.as_strided.default": _of_as_strided,
