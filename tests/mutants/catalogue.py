@@ -9,6 +9,7 @@ from __future__ import annotations
 from tests.mutants.converter import CONVERTER
 from tests.mutants.mutant import Mutant
 from tests.mutants.paths import PATHS
+from tests.mutants.training import TRAINING
 
 _FUNCTIONALIZE = "tests/passes/test_functionalize.py"
 _PLACED = "tests/passes/test_placed_views.py"
@@ -656,8 +657,8 @@ ATTENTION = (
     Mutant(
         "attention kernel: causal boundary",
         "codegen/attention/problem.py",
-        '"limit": 1 if a.is_causal else keys,',
-        '"limit": 0 if a.is_causal else keys,',
+        '"limit": 1 if is_causal else keys,',
+        '"limit": 0 if is_causal else keys,',
         "a query does not see its own key",
         (f"{_ATTENTION}::test_shapes",),
     ),
@@ -696,16 +697,16 @@ ATTENTION = (
     Mutant(
         "attention kernel: a row without keys",
         "codegen/attention/problem.py",
-        '"empty": _bits(float("nan") if a.is_spelled else 0.0),',
-        '"empty": _bits(0.0),',
+        'values["empty"] = _bits(float("nan") if a.is_spelled else 0.0)',
+        'values["empty"] = _bits(0.0)',
         "a spelled-out softmax over nothing but -inf gives 0 instead of NaN",
         (f"{_ATTENTION}::test_special_values_of_masks",),
     ),
     Mutant(
         "attention kernel: hidden values",
         "codegen/attention/problem.py",
-        '"checked": int(a.is_causal or a.is_spelled),',
-        '"checked": int(a.is_spelled),',
+        '"checked": int(is_causal or is_spelled),',
+        '"checked": int(is_spelled),',
         "values that are not finite are not refused where a causal mask hides them",
         (f"{_ATTENTION}::test_values_that_are_not_finite_are_refused_under_a_causal_mask",),
     ),
@@ -772,7 +773,7 @@ CONVOLUTION = (
     Mutant(
         "convolution: winograd of infinities",
         "codegen/conv/winograd.py",
-        "                self._note_finite(made)\n",
+        "                self.finite.note(made)\n",
         "",
         "a single inf makes its whole tile NaN",
         (f"{_CONV}::test_winograd_refuses_what_it_cannot_tell",),
@@ -972,4 +973,6 @@ CHOICES = (
     ),
 )
 
-MUTANTS = (*PASSES, *FUSION, *EMISSION, *CONTRACT, *ATTENTION, *CONVOLUTION, *RUNTIME, *CHOICES, *CONVERTER, *PATHS)
+MUTANTS = (
+    *PASSES, *FUSION, *EMISSION, *CONTRACT, *ATTENTION, *CONVOLUTION, *RUNTIME, *CHOICES, *CONVERTER, *PATHS, *TRAINING,
+)  # fmt: skip
