@@ -30,4 +30,6 @@ def test_no_node_runs_torchs_backward() -> None:
 def test_what_torch_does_without_gradients_stays_constant() -> None:
     a = A.clone()
     a[1] = 1e-3  # a norm below eps is raised to it, unseen by autograd
-    check_program(lambda a, b: F.cosine_similarity(a, b, eps=0.1), a, B)
+    assert check_program(lambda a, b: F.cosine_similarity(a, b, eps=0.1), a, B) == 0
+    # The norms are those of what is broadcast.
+    assert check_program(lambda a, b: F.cosine_similarity(a[None], b[:, None], dim=-2), a, B) == 0

@@ -32,8 +32,6 @@ OWN = [name for name in GRADIENTS if name not in _OF_WRITES]
 # Compared elsewhere: of attention's kernel's backward torch has no gradient, and not all results of a convolution's are
 # there.
 _ELSEWHERE = frozenset(name for name in GRADIENTS if "flash_attention" in name or "convolution_backward" in name)
-# Of its moments torch has no gradients, though they are said to have some.
-_FIRST_ONLY = frozenset(("aten.native_group_norm.default",))
 # What torch wants without gradients.
 _FIXED = {"aten.soft_margin_loss.default": "target", "aten.binary_cross_entropy.default": "weight"}
 # torch has no gradient of this one's gradient.
@@ -127,7 +125,7 @@ class _Call:
 
     def _results(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         torch.manual_seed(0)
-        return called(self.name, self.sample, self._laid(leaves))[: 1 if self.name in _FIRST_ONLY else None]
+        return called(self.name, self.sample, self._laid(leaves))
 
     def of_torch(self, *leaves: Tensor) -> tuple[Tensor, ...]:
         return tuple(r for r in self._results(leaves) if r.requires_grad)

@@ -16,6 +16,7 @@ from smelt.ir import Arg, DType, TensorType, Value
 from smelt.ops.catalogue.gradients.attention import attention_form, flash_backward_form
 from smelt.ops.catalogue.gradients.parts import rank_of, sizes_of
 from smelt.ops.record import Call, Emitter, Lowering, tensor_type
+from smelt.ops.shapes.results import broadcast
 
 # The negative end of SELU, to which alpha dropout sets what it drops. Source: arXiv:1706.02515.
 _ALPHA = 1.7580993408473766
@@ -109,11 +110,14 @@ def _max_pool(b: Emitter, call: Call) -> Arg:
 def _cosine_similarity(b: Emitter, call: Call) -> Arg | None:
     """A norm below eps is raised to it where autograd does not look: its gradient is that of the norm."""
     x, y, dim, eps = (call[n] for n in ("x1", "x2", "dim", "eps"))
-    kinds = [tensor_type(t) for t in (x, y)]
-    if kinds[0].dtype is not kinds[1].dtype or kinds[0].dtype.kind != "float" or None in [k.shape for k in kinds]:
+    kinds = tuple(tensor_type(t) for t in (x, y))
+    if kinds[0].dtype is not kinds[1].dtype or kinds[0].dtype.kind != "float":
         return None
-    if len(kinds[0].shape or ()) != len(kinds[1].shape or ()):
-        return None
+    if kinds[0].shape != kinds[1].shape:
+        sizes = broadcast(kinds[0].sizes, kinds[1].sizes) if all(k.is_static for k in kinds) else None
+        if sizes is None:
+            return None
+        x, y = (b.call("aten.expand.default", t, sizes) for t in (x, y))
 
     def unit(t: Value) -> Value:
         norm = b.call("aten.linalg_vector_norm.default", t, 2, (dim,), True)

@@ -193,12 +193,21 @@ def _group_norm(g: Term, call: Operands) -> _Parts | None:
     }
 
 
+def _native_group_norm(
+    b: Emitter, call: Call, results: tuple[Value, ...], grads: tuple[Value | None, ...]
+) -> Parts | None:
+    """The same where its moments have no gradients."""
+    return _of_groups(b, call, results, grads) if grads[1:] == (None, None) else None
+
+
+_of_groups = of_call(_group_norm)
+
 GRADIENTS: Mapping[str, Gradient] = {
     "aten.layer_norm.default": of_call(_layer_norm),
     "aten.native_layer_norm.default": of_call(_layer_norm),  # torch has none of its moments
     "aten.rms_norm.default": of_call(_rms_norm),
-    "aten.group_norm.default": of_call(_group_norm),
-    "aten.native_group_norm.default": of_call(_group_norm),
+    "aten.group_norm.default": _of_groups,
+    "aten.native_group_norm.default": _native_group_norm,
     "aten.instance_norm.default": of_call(_instance_norm),
     "aten.batch_norm.default": of_call(_batch_norm),
     "aten._native_batch_norm_legit_functional.default": _native_batch_norm,
