@@ -115,7 +115,7 @@ def main() -> None:
     data = batches(text, args.steps)
     torch.manual_seed(0)
     eager = Gpt(vocabulary, args.layers, args.width)
-    compiled = smelt.compile(copy.deepcopy(eager), options={"train": True})
+    compiled = smelt.compile(copy.deepcopy(eager))
     curves, cost = {}, {}
     for name, model in (("eager", eager), ("compiled", compiled)):
         curves[name], cost[name] = train(model, data, name)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import smelt
 from smelt._torch import shim
@@ -19,6 +20,7 @@ from smelt.compiler.compiled import dispatcher_of, make_compile
 from smelt.compiler.compiled_dispatch import LOST, RESTING
 from smelt.compiler.ledger import AHEAD, FLOOR_S, FREE_BUILDS, MEASURED, SERVED, STOPPED, Ledger
 from smelt.compiler.splitting import split_program
+from smelt.compiler.trainable import Trainable
 from smelt.compiler.trial import BLOCK, BLOCKS, PAIRS, Trial
 from smelt.compiler.worth import LITTLE, MARGIN
 from smelt.runtime.entry import NAME
@@ -401,3 +403,75 @@ def test_nothing_keeps_a_compiled_object_alive() -> None:
     dispatcher = weakref.ref(dispatcher_of(c))
     del c
     assert dispatcher() is None
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "is_lost"),
+    [((3.0, 1.0), (1.0, 9.0), False), ((1.0, 3.0), (9.0, 1.0), True), ((1.0, 9.0), (1.0, 1.0), False)],
+)
+def test_with_gradients_the_way_back_counts(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, forward: Any, backward: Any, is_lost: bool
+) -> None:
+    """Times are compiled and eager ones; what is before the program, or behind it, is nobody's."""
+
+    def way_back(seconds: float) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            clock.now += seconds
+
+        return hook
+
+    run_backward = Trainable.run_backward
+
+    def slowly(self: Any, *args: Any) -> Any:
+        clock.now += backward[0]
+        return run_backward(self, *args)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    monkeypatch.setattr(Trainable, "run_backward", slowly)
+    c = clock.compile(program, build_s=0.1, eager_s=forward[1], call_s=forward[0])
+    dispatcher = dispatcher_of(c)
+    eager = dispatcher._original.target
+
+    def eagerly(*args: Any, **kwargs: Any) -> Any:
+        result = eager(*args, **kwargs)
+        if result.grad_fn is not None:
+            result.grad_fn.register_hook(way_back(backward[1]))
+        return result
+
+    dispatcher.target = dispatcher._original.target = eagerly
+    with torch.enable_grad():
+        for _ in range(2 * DECIDED):
+            leaf = torch.ones(3, requires_grad=True)
+            before = leaf * 2
+            before.grad_fn.register_hook(way_back(100.0))
+            after = c(before) * 2
+            after.grad_fn.register_hook(way_back(100.0))
+            after.sum().backward()
+            assert leaf.grad is not None
+    assert [row.entry is None for row in dispatcher._table.rows] == [is_lost]
+    assert clock.log[-1] == ("e" if is_lost else "c")
+
+
+def test_with_gradients_a_call_that_nobody_goes_back_from_is_judged(clock: Clock) -> None:
+    c = clock.compile(torch.sin, build_s=0.1, eager_s=1.0, call_s=3.0)
+    kept = []
+    with torch.enable_grad():
+        for i in range(2 * DECIDED):
+            result = c(torch.ones(3, requires_grad=True))
+            kept = [*kept, result] if i < DECIDED else []  # somebody may still go back from those that are held
+            assert i > DECIDED or all(row.entry is not None for row in dispatcher_of(c)._table.rows)
+    assert [row.entry is None for row in dispatcher_of(c)._table.rows] == [True]
+
+
+def test_a_checkpoint_runs_twice_what_it_ran_first(clock: Clock) -> None:
+    """No comparison changes between eager and compiled calls in it."""
+    net = torch.nn.Linear(3, 3)
+    c = clock.compile(net, build_s=0.1, eager_s=1.0, call_s=0.9)
+    with torch.enable_grad():
+        for i in range(2 * DECIDED):
+            x = torch.ones(2, 3, requires_grad=True)
+            result = c(x) if i < 2 else checkpoint(c, x, use_reentrant=False)
+            result.sum().backward()
+    assert clock.log[-8:] == "c" * 8

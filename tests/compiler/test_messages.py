@@ -17,15 +17,17 @@ torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize(("asked", "shown"), [
-    ({"options": {"strict": True}}, "leave out options={'strict': True}"),
-    ({"fullgraph": True}, "leave out fullgraph=True"),
+    ({"options": {"strict": True, "train": False}}, "leave out options={'strict': True}"),
+    ({"fullgraph": True, "options": {"train": False}}, "leave out fullgraph=True"),
 ])  # fmt: skip
 def test_the_fix_of_a_refused_fallback_can_be_done(asked: dict[str, Any], shown: str) -> None:
     linear = smelt.compile(torch.nn.Linear(2, 2), **asked)
     with pytest.raises(SmeltError) as error:
         linear(torch.ones(1, 2))
     assert error.value.code == "S0302"
-    assert error.value.fix == f"call it under torch.no_grad() or torch.inference_mode(), or {shown}"
+    assert error.value.fix == (
+        f"call it under torch.no_grad() or torch.inference_mode(), or leave out options={{'train': False}}, or {shown}"
+    )
     doubled = smelt.compile(torch.sin, **asked)
     with pytest.raises(SmeltError) as error:
         doubled(torch.ones(2).to_sparse())

@@ -1,4 +1,4 @@
-"""Programs that give no gradients are compiled wherever they are called; what gives some is autograd's."""
+"""Programs that give no gradients are compiled for inference wherever they are called; what gives some is trained."""
 
 from __future__ import annotations
 
@@ -153,12 +153,15 @@ def gradients(result: Tensor, *of: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(result.sum(), of))
 
 
-@pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
-def test_an_argument_that_requires_gradients_later_is_autograds() -> None:
+TRAIN = pytest.mark.parametrize("train", [True, False])
+
+
+@TRAIN
+def test_an_argument_that_requires_gradients_later(train: bool) -> None:
     def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return x.detach() * y, x.argmax()
 
-    compiled, x = smelt.compile(f), torch.randn(4, requires_grad=True)
+    compiled, x = smelt.compile(f, options={"train": train}), torch.randn(4, requires_grad=True)
     for needs in (False, False, True, True, False):
         y = torch.randn(4, requires_grad=needs)
         found = compiled(x, y)
@@ -166,20 +169,20 @@ def test_an_argument_that_requires_gradients_later_is_autograds() -> None:
         if needs:
             assert torch.equal(gradients(found[0], y)[0], x.detach())
     stats = compiled.stats()
-    assert stats.builds == 1 and sum(stats.fallbacks.values()) == 2, stats
+    assert stats.builds == 1 + train and sum(stats.fallbacks.values()) == (0 if train else 2), stats
 
 
-@pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
-def test_a_parameter_that_requires_gradients_later_is_autograds() -> None:
+@TRAIN
+def test_a_parameter_that_requires_gradients_later(train: bool) -> None:
     net = Net().eval().requires_grad_(False)
-    compiled, x = smelt.compile(net), torch.randn(3, 4)
+    compiled, x = smelt.compile(net, options={"train": train}), torch.randn(3, 4)
     for needs in (False, False, True, True, False):
         net.first.weight.requires_grad_(needs)
         found = compiled(x)
         assert torch.allclose(found, net(x), 1e-4, 1e-5) and found.requires_grad is needs
         if needs:
             assert torch.allclose(*gradients(found, net.first.weight), *gradients(net(x), net.first.weight))
-    assert compiled.stats().builds == 1
+    assert compiled.stats().builds == 1 + train
 
 
 @pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
@@ -252,10 +255,9 @@ def test_what_is_left_behind_with_a_history_is_autograds() -> None:
         assert y.requires_grad and torch.equal(gradients(y, w)[0], torch.ones(4))
 
 
-@pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
-def test_training_records_nothing() -> None:
+def test_without_training_nothing_is_recorded() -> None:
     net = Net()
-    compiled = smelt.compile(net)
+    compiled = smelt.compile(net, options={"train": False})
     for n in range(2, 30):
         x = torch.randn(n, 4)
         compiled(x).sum().backward()
@@ -266,25 +268,24 @@ def test_training_records_nothing() -> None:
     assert compiled.stats().builds == 1
 
 
-@pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
-def test_nothing_is_built_for_calls_that_need_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_training_nothing_is_built_for_calls_that_need_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     from smelt.compiler.unit import Unit
 
     monkeypatch.setattr(Unit, "of", None)
-    compiled = smelt.compile(lambda x: NET(x))
+    compiled = smelt.compile(lambda x: NET(x), options={"train": False})
     for n in range(2, 12):
         x = torch.randn(n, 4)
         assert compiled(x).requires_grad
     assert compiled.stats().builds == 0
 
 
-def test_strict_refuses_only_what_needs_gradients() -> None:
-    compiled = smelt.compile(predict, options={"strict": True})
+def test_strict_without_training_refuses_only_what_needs_gradients() -> None:
+    compiled = smelt.compile(predict, options={"strict": True, "train": False})
     x = torch.randn(3, 4, requires_grad=True)
     assert torch.allclose(compiled(x), predict(x)) and torch.allclose(compiled(x), predict(x))
     for target in (NET, lambda x: NET(x)):
         with pytest.raises(smelt.CaptureError, match="gradients are needed"):
-            smelt.compile(target, fullgraph=True)(x)
+            smelt.compile(target, fullgraph=True, options={"train": False})(x)
 
 
 @pytest.mark.nightly

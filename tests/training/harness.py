@@ -20,7 +20,7 @@ def pair(make: Callable[[], nn.Module], **options: Any) -> tuple[nn.Module, nn.M
     torch.manual_seed(0)
     model = make()
     other = copy.deepcopy(model)
-    return model, other, smelt.compile(other, options={"train": True, **options})
+    return model, other, smelt.compile(other, options=options)
 
 
 def same_gradients(model: nn.Module, other: nn.Module) -> None:
@@ -47,7 +47,7 @@ def same_as_eager(
 
     The loss (`ends` of the result), each tensor's gradient or that there is none, or the error, are eager's.
     """
-    compiled = smelt.compile(program, options={"train": True}) if compiled is None else compiled
+    compiled = smelt.compile(program) if compiled is None else compiled
     for inputs in given:
         found: list[Any] = []
         for run in (program, compiled):

@@ -1,4 +1,4 @@
-"""`compile(model, options={"train": True})`: gradients, their order, identity and errors as in eager."""
+"""`compile(model)`: gradients, their order, identity and errors as in eager."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ def test_a_buffer_that_is_written_and_needed() -> None:
         buffer.mul_(10)
         return y.sum()
 
-    compiled = smelt.compile(program, options={"train": True})
+    compiled = smelt.compile(program)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", smelt.SmeltWarning)
         for _ in range(3):
@@ -302,7 +302,7 @@ def test_results_that_are_arguments() -> None:
     def program(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         return x, (x * w).sum()
 
-    compiled = smelt.compile(program, options={"train": True})
+    compiled = smelt.compile(program)
     for _ in range(3):
         x, w = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
         same, loss = compiled(x, w)
@@ -325,7 +325,7 @@ VIEWS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, ...]]] = {
 @pytest.mark.parametrize("name", VIEWS)
 def test_results_that_are_views_of_arguments(name: str) -> None:
     """Views of what autograd knows as their base, with the history of a view."""
-    compiled = smelt.compile(VIEWS[name], options={"train": True})
+    compiled = smelt.compile(VIEWS[name])
     for step in range(3):
         seen = []
         for f in (VIEWS[name], compiled):
@@ -357,7 +357,7 @@ def test_what_is_left_to_eager() -> None:
         return checkpoint(torch.sin, x, use_reentrant=False).sum()
 
     for program, match in ((own, "backward in Python"), (again, "gradients are needed")):
-        compiled = smelt.compile(program, options={"train": True})
+        compiled = smelt.compile(program)
         _told(compiled, torch.ones(3, requires_grad=True), match=match)
         for _ in range(3):
             x, y = (torch.full((3,), 0.5, requires_grad=True) for _ in range(2))
@@ -433,7 +433,7 @@ def test_paths() -> None:
         y = x * w
         return (y if y.sum() > 0 else y * y).sum()
 
-    compiled = smelt.compile(program, options={"train": True})
+    compiled = smelt.compile(program)
     for sign in (1.0, -1.0, 1.0, -1.0, -1.0):
         found = []
         for f in (program, compiled):
@@ -462,7 +462,7 @@ def test_writes_where_autograd_does_not_look() -> None:
         return (y * y).sum()
 
     for program in (clamped, through_data, detached):
-        compiled = smelt.compile(program, options={"train": True})
+        compiled = smelt.compile(program)
         _told(compiled, torch.ones(3, requires_grad=True), match="autograd does not look|gradients are needed")
         for _ in range(2):
             x, y = (torch.linspace(0, 1, 3).requires_grad_() for _ in range(2))
@@ -481,7 +481,7 @@ def test_scratch_tensors_written_without_gradients() -> None:
             scale.clamp_(min=0.5)
         return (x * scale).sum()
 
-    compiled = smelt.compile(program, options={"train": True})
+    compiled = smelt.compile(program)
     for _ in range(3):
         x, y = (torch.linspace(-1, 1, 5).requires_grad_() for _ in range(2))
         program(x).backward()
@@ -523,7 +523,7 @@ def test_a_budget_of_memory_changes_no_gradient() -> None:
     expected = torch.autograd.grad(net(x).square().sum(), list(net.parameters()))
     kept = []
     for budget in (1.0, 0.5, 0):
-        compiled = smelt.compile(copy.deepcopy(net), options={"train": True, "memory_budget": budget})
+        compiled = smelt.compile(copy.deepcopy(net), options={"memory_budget": budget})
         compiled(x).square().sum().backward()
         sizes: list[int] = []
         given = [x, *compiled.parameters()]

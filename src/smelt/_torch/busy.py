@@ -1,6 +1,7 @@
 """How many recordings there are in the process, as one word that native code can read.
 
 Invariant: it is 0 only while no thread records a program; a compiled object then need not ask whose thread it is.
+Levels of forward-mode gradients count as recordings.
 """
 
 from __future__ import annotations
@@ -40,11 +41,16 @@ def recordings() -> int:
     return _count.words[0].value
 
 
+def count(more: int) -> None:
+    """So many recordings begin, or end."""
+    _count.add(more)
+
+
 @contextmanager
 def busy() -> Iterator[None]:
     """Count this block as a recording."""
-    _count.add(1)
+    count(1)
     try:
         yield
     finally:
-        _count.add(-1)
+        count(-1)

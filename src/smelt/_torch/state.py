@@ -13,6 +13,8 @@ import torch
 from torch.nn.modules import module as _module
 from torch.utils import _python_dispatch
 
+from smelt._torch.forward_mode import is_forward_mode
+
 is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 is_inference: Callable[[], bool] = torch.is_inference_mode_enabled
 default_dtype: Callable[[], torch.dtype] = torch.get_default_dtype
@@ -99,6 +101,8 @@ def foreign_context() -> str | None:
         return "a torch dispatch mode is active"
     if in_functorch():
         return "the call is inside a torch.func transform"
+    if is_forward_mode():
+        return "forward-mode gradients are computed"
     if is_jit_tracing():
         return "torch.jit.trace is running"
     if torch.compiler.is_compiling():

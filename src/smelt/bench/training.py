@@ -102,9 +102,9 @@ def _prepare_eager(target: Target, args: tuple[Tensor, ...], context: Context, f
 def _prepare_smelt(target: Target, args: tuple[Tensor, ...], context: Context, fused: bool) -> Ready:
     """`smelt.compile` of the loss; the optimizer is torch's."""
     step = Step(target, args, fused)
-    options = {"train": True, "cache_dir": str(context.cache_dir), "adaptive": False}
+    options = {"cache_dir": str(context.cache_dir), "adaptive": False}
     step.loss = smelt.compile(step.module, options=options)
-    return step.ready({"options": {"train": True}})
+    return step.ready({})
 
 
 def _prepare_whole_step(target: Target, args: tuple[Tensor, ...], context: Context) -> Ready:
@@ -119,9 +119,9 @@ def _prepare_whole_step(target: Target, args: tuple[Tensor, ...], context: Conte
         optimizer.step()
         return loss.detach()
 
-    options = {"train": True, "cache_dir": str(context.cache_dir), "adaptive": False}
+    options = {"cache_dir": str(context.cache_dir), "adaptive": False}
     step.whole = smelt.compile(whole, options=options)
-    return step.ready({"options": {"train": True}, "compiled": "loss, backward and AdamW.step as one function"})
+    return step.ready({"compiled": "loss, backward and AdamW.step as one function"})
 
 
 def _prepare_inductor(target: Target, args: tuple[Tensor, ...], context: Context) -> Ready:
@@ -144,7 +144,7 @@ def training_systems() -> tuple[System, ...]:
     return (
         System("eager", "PyTorch, AdamW with its defaults; every ratio is to it", eager[False]),
         System("eager-fused", "PyTorch, AdamW(fused=True)", eager[True]),
-        System("smelt", "smelt.compile of the loss, train=True; AdamW with its defaults", smelt_[False]),
+        System("smelt", "smelt.compile of the loss; AdamW with its defaults", smelt_[False]),
         System("smelt-fused", "the same, AdamW(fused=True)", smelt_[True]),
         System("smelt-step", "smelt.compile of the whole step", _prepare_whole_step),
         System(

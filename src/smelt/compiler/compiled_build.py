@@ -34,6 +34,7 @@ from smelt.compiler.compiled_original import Original
 from smelt.compiler.compiled_state import StateCalls, UnderWay, number_places
 from smelt.compiler.compiled_table import STORM_LIMIT, Table
 from smelt.compiler.compiled_types import (
+    ANOMALIES,
     Entry,
     NeedsGradients,
     ObservedProgram,
@@ -103,7 +104,8 @@ class Builds:
         self._target, self._name, self._settings = original.target, original.name, original.settings
         self._effects_seen = 0
         self._guarded = 0  # those that no path asked for
-        self._with_gradients = 0  # kinds of calls that gave results with a history
+        self._with_gradients = 0  # kinds of calls whose results had a history, and that are not compiled
+        self._why_eager = ""  # why the last of these could not be
         self._witness: weakref.ref[torch.Tensor] | None = None  # what required gradients in the last of them
         self._is_looked_at = False
         self._raised = 0  # recorded runs in a row that raised, after which ever more calls run as they are
@@ -125,9 +127,11 @@ class Builds:
             if reason != ON_META:  # where nobody waits for an answer
                 self._original.warn(reason, f"{self._name} {_HOW[False]}: {reason}")
             return result
-        if is_grad_enabled() and not self._settings.options.train and (what := self._requiring(args, kwargs)):
+        if is_grad_enabled() and (what := self._requiring(args, kwargs)):
             if self._with_gradients >= GRADIENT_LIMIT:
-                return self._original.with_gradients(what, args, kwargs)
+                return self._original.with_gradients(what, self._why_eager, args, kwargs)
+            if torch.is_anomaly_enabled():  # which writes down where each operator is called
+                return self._original.run(ANOMALIES, args, kwargs, is_fault=False)
             if self._is_in_training:
                 return self._look_at_training(what, args, kwargs)
         if not missed and self.splits is not None and self._is_split_for_all:
@@ -171,6 +175,8 @@ class Builds:
     @property
     def _is_in_training(self) -> bool:
         """Whether gradients are most likely what the program is called for, so that a recorded run would be lost."""
+        if self._settings.options.train:
+            return False
         return not self._with_gradients and not self._is_looked_at and getattr(self._target, "training", False) is True
 
     def _look_at_training(self, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -463,7 +469,7 @@ class Builds:
 
         why: what kept it from being compiled with gradients; empty where that was not asked for.
         """
-        self._with_gradients += 1
+        self._with_gradients, self._why_eager = self._with_gradients + 1, why
         guards = _guards(log, args, kwargs, enables_grad=True)
         self._witness = next((weakref.ref(tensor) for tensor in guards.tensors if tensor.requires_grad), None)
         if why:
@@ -660,7 +666,7 @@ class Builds:
                     self._original.fail(error)
                 self._original.warn(row.reason, f"{self._name} falls back to eager: {row.reason}")
         if row.entry is not None and row.paths is None:
-            row.trial = first_trial(self.ledger)
+            row.trial = first_trial(self.ledger, has_gradients=row.entry.has_gradients)
             if row.trial is None and row.entry.goes_through_python and not self._original.is_whole:
                 row.worth = Worth()
         row.is_ready = True

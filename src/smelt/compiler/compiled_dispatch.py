@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from smelt._torch.saved_hooks import is_in_checkpoint
 from smelt._torch.state import foreign_context
 from smelt.capture import is_capturing
 from smelt.capture.state import STATE, Place, in_names, without_state
@@ -262,8 +263,10 @@ class Dispatcher:
     def _trial_of(self, row: Row) -> Trial | None:
         """The comparison that a call of this row's is part of, if any."""
         trial = row.open_trial
-        is_possible = trial is not None and row.is_ready and row.entry is not None
-        return trial if is_possible and not self._table.keeps_casts_of(row) else None
+        if trial is None or not row.is_ready or row.entry is None or self._table.keeps_casts_of(row):
+            return None
+        # A checkpoint runs it once more, and must find it as it was.
+        return None if trial.has_gradients and is_in_checkpoint() else trial
 
     def _compare(self, row: Row, trial: Trial, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The answer of a call that is timed, compiled or in eager mode: the whole of it, guards and misses included.
@@ -271,21 +274,27 @@ class Dispatcher:
         The lock of the trial is held.
         """
         try:
-            if trial.is_eagers_turn:
-                row.hit(self._table.counters.tick())
-                return trial.run(self._original.run_timed, (args, kwargs), {})
-            core = StateCalls.core(self)
-            self._table.serve(core)
-            self._stats.count_call(-1)  # which this call of itself counts
-            trial.is_measuring = True
-            self._table.publish()
-            return trial.run(core, args, kwargs)
+            trial.catch_up()
+            if not trial.is_over:
+                return self._measure(row, trial, args, kwargs)
         finally:
             trial.is_measuring = False
             if trial.is_over:
                 self._settle(row, trial)
             trial.lock.release()
             self._table.publish()
+        return self._run(row, args, kwargs)
+
+    def _measure(self, row: Row, trial: Trial, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if trial.is_eagers_turn:
+            row.hit(self._table.counters.tick())
+            return trial.run(self._original.run_timed, (args, kwargs), {})
+        core = StateCalls.core(self)
+        self._table.serve(core)
+        self._stats.count_call(-1)  # which this call of itself counts
+        trial.is_measuring = True
+        self._table.publish()
+        return trial.run(core, args, kwargs)
 
     def _settle(self, row: Row, trial: Trial) -> None:
         """Act on the outcome of a comparison."""

@@ -16,11 +16,7 @@ from smelt.compiler.ledger import Ledger
 from smelt.diag import CaptureError, SmeltError, SmeltWarning, Span, user_level
 from smelt.diag.logs import tell
 
-_GRAD_REMEDY = "call it under torch.no_grad() or torch.inference_mode()"
-_GRAD_ADVICE = (
-    "{name} falls back to eager: gradients are needed ({what} requires grad, and so does its result). "
-    "Call it under torch.no_grad() or torch.inference_mode() to run the compiled program."
-)
+_GRAD_REMEDY = "call it under torch.no_grad() or torch.inference_mode(), or leave out options={'train': False}"
 
 
 class _Thread(threading.local):
@@ -90,21 +86,24 @@ class Original:
             raise failure
         self.refuse(f"{type(failure).__name__}: {failure}", failure)
 
-    def with_gradients(self, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the program as it is, because `what` requires grad."""
+    def with_gradients(self, what: str, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the program as it is, because `what` requires grad. why: what keeps it from being compiled for training,
+        where that is wanted."""
         result = self.target(*args, **without_state(kwargs)) if not self.is_whole else None
-        self.needs_gradients(what)
+        if why:
+            self.not_trainable(why)
+        else:
+            self.needs_gradients(what)
         return result
 
     def needs_gradients(self, what: str) -> str:
-        """Count a call that is the program's own because `what` requires grad, and tell once how to run the compiled
-        one; the reason. Raises: CaptureError (S0302) where that is an error.
+        """Count a call that is the program's own because `what` requires grad and only inference is to be compiled; the
+        reason. Raises: CaptureError (S0302) where that is an error.
         """
-        reason = f"gradients are needed: {what} requires grad"
+        reason = f"gradients are needed: {what} requires grad, and options has 'train': False"
         if self.is_whole:
             self.refuse(reason, remedy=_GRAD_REMEDY)
         self.count(reason)
-        self.warn("gradients", _GRAD_ADVICE.format(name=self.name, what=what))
         return reason
 
     def not_trainable(self, why: str) -> str:

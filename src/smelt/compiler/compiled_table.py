@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from smelt._torch.autocast import cleared, is_kept, keeps_casts
+from smelt._torch.forward_mode import watch_levels
 from smelt.compiler.compiled_native import Owner, native_entry, plans_of, target_of
 from smelt.compiler.compiled_original import Original
 from smelt.compiler.compiled_types import Entry, Row, Stats
@@ -202,6 +203,7 @@ class Table:
         if code is None or not all(code.is_installed(cls) or code.install(cls) for cls in self._native_types):
             return
         self._native = code
+        watch_levels()
         target, plans = target_of(owner, row, args, kwargs), plans_of(owner, row, args, kwargs)
         row.native = code.row(row.guards, args, kwargs, target, self.counters, plans)
         self.publish()

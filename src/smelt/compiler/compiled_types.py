@@ -59,6 +59,10 @@ class Entry(Protocol):
         """Whether gradients matter where the caller has them off."""
 
     @property
+    def has_gradients(self) -> bool:
+        """Whether its results have a history, through which autograd goes back."""
+
+    @property
     def outcomes(self) -> tuple[Outcome, ...]:
         """What Python read of data on the recorded path; empty where nothing was, and the guards decide alone."""
 
@@ -149,6 +153,10 @@ class Undelivered(Exception):
 
 class NeedsGradients(Exception):
     """What the program gives, or leaves behind, has a history for autograd: nothing compiled stands in for it."""
+
+
+ANOMALIES = "anomaly detection names operators"
+"""Why the original runs where torch writes down which operator a gradient is of."""
 
 
 class LeftAlone(Exception):

@@ -10,12 +10,14 @@ gradients come from a graph that is such a node, too: from the inputs on, since 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from smelt._torch.autocast import no_autocast
 from smelt._torch.leaves import is_leaf
+from smelt._torch.plain import is_plain
 from smelt._torch.storage import same_storage
 from smelt.autodiff import Joint, certain_values, extract, halves, joint_graph
 from smelt.codegen.lower import Lowered, lower
@@ -117,7 +119,9 @@ class Trainable:
 
     def run_backward(self, saved: Tensors, grads: Tensors) -> list[Any]:
         """A gradient for each input that needs one; None where it depends on no result that has a gradient."""
-        return self._present(self.backward([*saved, *self._laid_out(grads), *self._there(grads)]), grads)
+        given = [*saved, *self._laid_out(grads), *self._there(grads)]
+        run = self.backward if _are_plain(grads) else partial(evaluate, self.halves.backward)
+        return self._present(list(run(given)), grads)
 
     def _there(self, grads: Tensors) -> list[bool]:
         return [grad is not None for grad in grads] if self._joint.tells else []
@@ -137,6 +141,8 @@ class Trainable:
 
     def run_backward_again(self, inputs: Tensors, grads: Tensors) -> list[Any]:
         """The same with a history of their own."""
+        if not _are_plain(grads):
+            return self._by_torch(inputs, grads)
         given = tuple(map(requires_gradients, grads))
         if given not in self._again:
             self._again[given] = self._gradient(given)
@@ -147,7 +153,7 @@ class Trainable:
 
     def _gradient(self, given: tuple[bool, ...]) -> Trainable | None:
         """The gradient's graph as a node of autograd; None where there is none. given: which of the gradients that it
-        takes have histories. Raises: SmeltError where torch alone cannot do it either."""
+        takes have histories."""
         joint = self._joint
         graph = joint.graph.clone()
         graph.name = f"{self.graph.name}_gradient"
@@ -156,14 +162,18 @@ class Trainable:
         try:
             return Trainable(graph, requires, self.options, self._code, is_backward=True)
         except SmeltError:
-            if any(effects(node).rng for node in self.graph.walk()):
-                raise  # other numbers would be drawn
             return None
 
     def _by_torch(self, inputs: Tensors, grads: Tensors) -> list[Any]:
         """Gradients with a history, where the gradient's graph is no node of autograd: operator by operator, as eager
-        does, from the inputs on."""
+        does, from the inputs on. Raises: SmeltError where other random numbers would be drawn."""
         graph = self.graph
+        if any(effects(node).rng for node in graph.walk()):
+            raise SmeltError(
+                f"{graph.name} draws random numbers, and its gradients cannot be computed with a history of their own",
+                why="they would have to be drawn a second time", code="S0303",
+                fix="compile it with options={'train': False}, so that eager computes them",
+            )  # fmt: skip
         outputs = [graph.outputs[i] for i in self.differentiated]
         pure = extract(graph, graph.name, graph.inputs, outputs, ())
         given = [x.view_as(x) if wanted else x for x, wanted in zip(inputs, self.requires, strict=True)]
@@ -178,11 +188,16 @@ class Trainable:
         for grad, type_ in zip(grads, self._types, strict=True):
             if grad is None:
                 grad = torch.zeros(type_.sizes, dtype=dtype_to_torch(type_.dtype))
-            elif grad.stride() != type_.steps and grad.numel():
+            elif grad.stride() != type_.steps and grad.numel() and is_plain(grad):
                 made = torch.empty_strided(type_.sizes, type_.steps, dtype=grad.dtype)
                 grad = made.copy_(grad)  # of one with a history the copy has it, too
             found.append(grad)
         return found
+
+
+def _are_plain(grads: Tensors) -> bool:
+    """Whether a plan can read them: batches of `vmap` and sparse ones are for torch's operators."""
+    return all(grad is None or is_plain(grad) for grad in grads)
 
 
 class _Node(torch.autograd.Function):

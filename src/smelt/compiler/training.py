@@ -16,7 +16,7 @@ from smelt._torch.autocast import no_autocast
 from smelt.analysis.gradients import gradient_flow
 from smelt.autodiff import detach_islands, extract, hidden_write, is_view_of, overwritten, state_as_inputs
 from smelt.capture import Captured
-from smelt.compiler.compiled_types import LeftAlone, NeedsGradients
+from smelt.compiler.compiled_types import ANOMALIES, LeftAlone, NeedsGradients
 from smelt.compiler.histories import requires_gradients
 from smelt.compiler.paths import is_path
 from smelt.compiler.trainable import Trainable
@@ -40,6 +40,11 @@ class TrainingUnit(Unit):
     state_places: tuple[tuple[str, str], ...] = ()
     views: tuple[tuple[int, ...], Graph] | None = field(default=None, repr=False)
     trainable: Trainable | None = field(default=None, repr=False)
+
+    @property
+    def has_gradients(self) -> bool:
+        """That of the node of autograd."""
+        return True
 
     def build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Make the plans for inputs that require gradients as these do. Raises: NeedsGradients where there are none."""
@@ -107,7 +112,7 @@ class TrainingUnit(Unit):
         """The program's answer for arguments that fit. Raises: LeftAlone where autograd is to see each operator."""
         assert self.trainable is not None
         if torch.is_anomaly_enabled():
-            raise LeftAlone("anomaly detection names operators")
+            raise LeftAlone(ANOMALIES)
         inputs = self._inputs(args, kwargs)
         outputs = self.trainable(inputs)
         if self.views is not None:

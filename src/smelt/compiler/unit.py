@@ -297,6 +297,11 @@ class Unit:
         """Whether a call may have gradients that its caller did not switch on."""
         return self.captured.graph is not None and enables_grad(self.captured.graph)
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a result has a history through which autograd goes back to a plan."""
+        return False
+
     def has_history(self, is_enabled: bool, inputs: frozenset[str], state: frozenset[tuple[str, str]]) -> bool:
         """Whether autograd gives a result, or what a call leaves behind, a history.
 

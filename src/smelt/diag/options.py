@@ -81,9 +81,9 @@ class Options:
         take no longer than the program's calls are worth (docs/decisions, what pays). False runs whatever was compiled,
         and builds for each kind of call. `strict`, `deterministic` and `release_originals` imply False.
     train: compile calls whose results need gradients, too: forward and backward are native, and autograd sees one
-        operator. Without it eager runs where gradients are needed.
-    memory_budget: with `train`, how much may be saved between forward and backward, as a fraction, from 0 to 1, of what
-        would be if nothing were computed again. Products are computed again as far as that takes; with 1 none is.
+        operator. False leaves such calls to eager.
+    memory_budget: where gradients are needed, how much may be saved between forward and backward, as a fraction, from 0
+        to 1, of what would be if nothing were computed again. Products are computed again as far as that takes; with 1 none is.
     loops: schedules of the loops of single kernels, as steps of a schedule (`s.tile`, `s.vectorize`, ...). A step that
         does not fit a kernel is omitted, with a warning.
     """
@@ -107,7 +107,7 @@ class Options:
     loops: tuple[LoopStep, ...] = ()
     keep_plans: bool = True
     adaptive: bool = True
-    train: bool = False
+    train: bool = True
     memory_budget: float = 1.0
 
     @staticmethod
