@@ -1,6 +1,6 @@
 """Gradients of graphs: reverse mode as one pass over the same graph, which gives a graph."""
 
-from smelt.autodiff.activity import certain_values, detach_islands, hidden_write, is_view_of
+from smelt.autodiff.activity import base_of, certain_values, detach_islands, hidden_write, is_view_of
 from smelt.autodiff.halves import Halves, extract, halves, state_as_inputs
 from smelt.autodiff.inside import computes_gradients, write_gradients
 from smelt.autodiff.joint import Joint, joint_graph
@@ -9,6 +9,7 @@ from smelt.autodiff.versions import overwritten
 __all__ = [
     "Halves",
     "Joint",
+    "base_of",
     "certain_values",
     "computes_gradients",
     "detach_islands",

@@ -133,16 +133,25 @@ def hidden_write(raw: Graph, requires: Callable[[Value], bool]) -> Node | None:
     return None
 
 
-def is_view_of(graph: Graph, arg: Arg, sources: Collection[Value]) -> bool:
-    """Whether an output of a functional graph is a view of a source that the graph does not write to."""
-    value = arg if isinstance(arg, Value) else None
+def base_of(arg: Arg) -> Value | None:
+    """What an output of a functional graph is a view of in the end, an input or what an operator has made; itself, where
+    it is no view. None for what is no tensor."""
+    value = arg if isinstance(arg, Value) and isinstance(arg.type, TensorType) else None
     while value is not None and (maker := value.node) is not None:
         if maker.op == "unpack":
             (packed,) = maker.args
             maker = packed.node if isinstance(packed, Value) else None
         shared = {v for found in aliases(maker) for v in found} if maker is not None and not maker.regions else set()
-        value = shared.pop() if len(shared) == 1 else None
-    return value in sources and not any(node.op == "write" and node.args[0] is value for node in graph.body)
+        if len(shared) != 1:
+            return value
+        value = shared.pop()
+    return value
+
+
+def is_view_of(graph: Graph, arg: Arg, sources: Collection[Value]) -> bool:
+    """Whether an output of a functional graph is a view of a source that the graph does not write to."""
+    base = base_of(arg)
+    return base in sources and not any(node.op == "write" and node.args[0] is base for node in graph.body)
 
 
 def detach_islands(graph: Graph) -> None:

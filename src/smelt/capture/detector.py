@@ -313,7 +313,7 @@ def _own_backward(original: Any) -> Any:
     def noted(cls: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = _active()
         if recorder is not None:
-            recorder.own_backward = recorder.own_backward or cls.__qualname__
+            recorder.note_own_backward(cls.__qualname__)
         # Written in C (from 2.14 on) or in Python, it is bound to the class alike.
         return original.__get__(None, cls)(*args, **kwargs)
 

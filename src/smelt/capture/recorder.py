@@ -176,7 +176,7 @@ class Recorder:
     kept: for what the run made and a cache keeps, the last record that made it, and what a later call finds there.
     is_unseen: something may have been written where it is not seen: by torch's own compilers and tracers, by other
         processes, through memory that Python got, or by an operator that raised.
-    own_backward: the first `torch.autograd.Function` that ran, if any: its gradient is no operator's.
+    own_backward: the first `torch.autograd.Function` that ran, if any: its gradient is no operator's; own_site: where.
     spent: the histories that the program itself went back through. leaves: those that got gradients there, by id, with
     the gradients that they had.
     """
@@ -196,6 +196,7 @@ class Recorder:
     error: SmeltError | None = None
     flags: dict[Span | None, str] = field(default_factory=dict)
     own_backward: str = ""
+    own_site: Site | None = None
     is_unseen: bool = False
     drew_for_cache: bool = False
     kept: dict[Slot, tuple[int, StateSlot]] = field(default_factory=dict)
@@ -836,6 +837,11 @@ class Recorder:
         if self.error is None:
             found = site or self._find_site(2)
             self.error = CaptureError(what, found.span if found else None, why, fix, code)
+
+    def note_own_backward(self, name: str) -> None:
+        """Note that a `torch.autograd.Function` runs where the program stands."""
+        if not self.own_backward:
+            self.own_backward, self.own_site = name, self._find_site(2)
 
     def type_text(self, slot: Slot) -> str:
         """A slot's type as in the graph's text."""

@@ -37,6 +37,7 @@ from smelt.compiler.compiled_types import (
     ANOMALIES,
     Entry,
     NeedsGradients,
+    NotDifferentiable,
     ObservedProgram,
     Row,
     SplitProgram,
@@ -375,7 +376,7 @@ class Builds:
         log = program.log or ReadLog()
         if isinstance(failure, NeedsGradients):
             self._count_build(missed, -1)
-            self._leave_to_autograd(log, args, kwargs, str(failure))
+            self._leave_to_autograd(log, failure, args, kwargs)
             return
         if not log.is_replayable:
             if not self._takes_state(log):
@@ -464,22 +465,34 @@ class Builds:
         self._original.count(reason)
         self._original.warn(reason, f"{self._name} {_HOW[False]}: {reason}")
 
-    def _leave_to_autograd(self, log: ReadLog, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> None:
-        """Have calls like this one run as they are: what they give, or leave behind, has a history.
-
-        why: what kept it from being compiled with gradients; empty where that was not asked for.
-        """
-        self._with_gradients, self._why_eager = self._with_gradients + 1, why
-        guards = _guards(log, args, kwargs, enables_grad=True)
-        self._witness = next((weakref.ref(tensor) for tensor in guards.tensors if tensor.requires_grad), None)
-        if why:
-            reason = self._original.not_trainable(why)
+    def _leave_to_autograd(
+        self, log: ReadLog, failure: NeedsGradients, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Have calls like this one, whose results have a history, run in pieces or as they are."""
+        if not self._settings.options.train:
+            why = self._original.needs_gradients(self._requiring(args, kwargs) or "a tensor")
         else:
-            reason = self._original.needs_gradients(self._requiring(args, kwargs) or "a tensor")
-        if not log.is_replayable:
-            # What it reads may be what it changes: then only the arguments say when this holds again.
-            guards = GuardSet((), args, kwargs)
-        self._table.add(Row(guards, None, reason))
+            why = self._original.why_not_trained(str(failure))
+            self._effects_seen += not log.is_replayable
+            if not log.is_replayable and self._effects_seen < EFFECT_ATTEMPTS and self._settings.refused is None:
+                return  # a first run often fills caches
+        split = self._split_with_gradients(log, failure)
+        if split is None:
+            self._with_gradients, self._why_eager = self._with_gradients + 1, why
+        # What it reads may be what it changes: then only the arguments say when this holds again.
+        reads = _guards(log, args, kwargs, enables_grad=True)
+        guards = reads if log.is_replayable else GuardSet((), args, kwargs)
+        self._witness = next((weakref.ref(tensor) for tensor in reads.tensors if tensor.requires_grad), None)
+        self._table.add(Row(guards, None, why, split=split))
+        if self._settings.options.train:
+            self._original.warn(why, f"{self._name} {_HOW[split is not None]}: {why}")
+
+    def _split_with_gradients(self, log: ReadLog, failure: NeedsGradients) -> SplitProgram | None:
+        """The pieces of a program that cannot be differentiated as a whole, where it is known what is to blame."""
+        is_known = failure.where is not None or not log.is_replayable or self._settings.refused is not None
+        if not self._settings.options.train or not is_known:
+            return None
+        return self._split(log, NotDifferentiable(str(failure), failure.where, code="S0303"), None)
 
     def _join_paths(self, row: Row, outcomes: tuple[Outcome, ...], missed: tuple[Row, ...]) -> str:
         """Make a row one of the paths under its guards; why there should be none, or nothing."""

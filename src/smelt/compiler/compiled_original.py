@@ -90,10 +90,12 @@ class Original:
         """Run the program as it is, because `what` requires grad. why: what keeps it from being compiled for training,
         where that is wanted."""
         result = self.target(*args, **without_state(kwargs)) if not self.is_whole else None
-        if why:
-            self.not_trainable(why)
-        else:
+        if not why:
             self.needs_gradients(what)
+        elif self.is_whole:
+            self.refuse(why)
+        else:
+            self.count(why)
         return result
 
     def needs_gradients(self, what: str) -> str:
@@ -106,15 +108,15 @@ class Original:
         self.count(reason)
         return reason
 
-    def not_trainable(self, why: str) -> str:
-        """Count a call that is the program's own because it cannot be compiled with gradients, and tell why once; the
-        reason. Raises: CaptureError (S0302) where that is an error.
+    def why_not_trained(self, why: str) -> str:
+        """Count a call that is the program's own because it cannot be compiled with gradients; the reason.
+
+        Raises: CaptureError (S0302) where that is an error.
         """
         reason = f"gradients are needed, and {why}"
         if self.is_whole:
             self.refuse(reason)
         self.count(reason)
-        self.warn(reason, f"{self.name} falls back to eager: {reason}")
         return reason
 
     @property

@@ -30,7 +30,7 @@ from smelt.compiler.paths import Outcome, Paths
 from smelt.compiler.raised_run import RaisedRun
 from smelt.compiler.trial import Trial
 from smelt.compiler.worth import Worth
-from smelt.diag import Options
+from smelt.diag import CaptureError, Options, Span
 from smelt.runtime.entry import NativeRow
 from smelt.runtime.guards import Form, GuardSet, SizeCheck
 
@@ -152,7 +152,14 @@ class Undelivered(Exception):
 
 
 class NeedsGradients(Exception):
-    """What the program gives, or leaves behind, has a history for autograd: nothing compiled stands in for it."""
+    """What the program gives, or leaves behind, has a history for autograd: nothing compiled stands in for it.
+
+    Its text says why, where that is more than that nobody asked for it. where: the line that is to blame, if one is.
+    """
+
+    def __init__(self, why: str = "", where: Span | None = None) -> None:
+        super().__init__(why)
+        self.where = where
 
 
 ANOMALIES = "anomaly detection names operators"
@@ -161,6 +168,10 @@ ANOMALIES = "anomaly detection names operators"
 
 class LeftAlone(Exception):
     """The original runs for this call, and the entry stays as it is. The text says why."""
+
+
+class NotDifferentiable(CaptureError):
+    """Why a program whose results have a history is compiled in pieces."""
 
 
 @dataclass(frozen=True, slots=True)

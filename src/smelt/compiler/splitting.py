@@ -25,14 +25,15 @@ from typing import Any
 import torch
 
 from smelt._torch.module_call import call_with_forward
+from smelt._torch.saved_hooks import is_in_checkpoint
 from smelt.capture.reads import ReadLog
 from smelt.capture.reads_effects import file_kind, hands_on
 from smelt.capture.reads_values import COMPILED_TARGET, has_own_lookup
 from smelt.capture.splitting.plan import Marks
-from smelt.compiler.compiled_types import Entry, Settings
+from smelt.compiler.compiled_types import Entry, NotDifferentiable, Settings
 from smelt.compiler.splitting_function import Region, SplitFunction, Unsplit
 from smelt.compiler.splitting_pieces import MIN_OPERATORS, Break, Piece, operators, places_of, without_pieces
-from smelt.compiler.trial import first_trial
+from smelt.compiler.trial import Trial, first_trial
 from smelt.compiler.worth import Worth
 from smelt.diag import Span
 
@@ -59,7 +60,8 @@ class Node:
 
 class Splits:
     """The pieces of one program. settings: how each of them is compiled. times: what a call took in pieces and in eager
-    mode, where the first comparison decided against the pieces.
+    mode, where the first comparison decided against the pieces. has_gradients: whether autograd goes back from results:
+    then a call's own time says little, and only the first comparison, which counts the way back, decides.
     """
 
     def __init__(self, target: Any, name: str, settings: Settings) -> None:
@@ -76,7 +78,8 @@ class Splits:
         self._pieces_s = 0.0
         self._fastest = (inf, 0.0)  # the whole, and of it the pieces
         self.is_idle = False
-        self._trial = first_trial(settings.ledger)
+        self.has_gradients = False
+        self._trial: Trial | None = None
         self._is_stopped = False  # nothing more is built for its pieces, which is another program to compare
         self.times: tuple[float, float] | None = None
         self.worth = Worth()
@@ -93,8 +96,12 @@ class Splits:
             return False
         with self._lock:
             self.mark(log, error)
+            self._trial = self._new_trial()
             node = self._node_of(self.target)
             return node is not None and self._split(node)
+
+    def _new_trial(self) -> Trial | None:
+        return first_trial(self.settings.ledger, has_gradients=self.has_gradients)
 
     def more(self, log: ReadLog, error: Exception | None) -> None:
         """Take up another refusal of the program."""
@@ -115,18 +122,23 @@ class Splits:
             return self.target(*args, **kwargs)
         ledger = self.settings.ledger
         if ledger is not None and ledger.refused and not self._is_stopped:
-            self._is_stopped, self._trial = True, first_trial(ledger)
+            self._is_stopped, self._trial = True, self._new_trial()
         trial = self._trial
-        if trial is not None and trial.lock.acquire(blocking=False):
+        if (
+            trial is not None
+            and not (trial.has_gradients and is_in_checkpoint())
+            and trial.lock.acquire(blocking=False)
+        ):
             try:
-                if trial.is_eagers_turn:
-                    return trial.run(self.target, args, kwargs)
-                return trial.run(functools.partial(self._run_pieces, node), args, kwargs)
+                trial.catch_up()
+                if not trial.is_over:
+                    pieces = functools.partial(self._run_pieces, node)
+                    return trial.run(self.target if trial.is_eagers_turn else pieces, args, kwargs)
             finally:
                 if trial.is_over:
                     self._trial, self.times = None, trial.times if trial.is_lost else None
                 trial.lock.release()
-        return self._run_pieces(node, *args, **kwargs)
+        return self.target(*args, **kwargs) if self.is_left else self._run_pieces(node, *args, **kwargs)
 
     def _run_pieces(self, node: Node, /, *args: Any, **kwargs: Any) -> Any:
         self._calls += 1
@@ -136,6 +148,8 @@ class Splits:
         if measured:
             self._measuring, self._pieces_s, start = get_ident(), 0.0, perf_counter()
         try:
+            if self.has_gradients:
+                return self._runner(node, self.target)(*args, **kwargs)
             return self.worth.run(self._runner(node, self.target), self.target, args, kwargs)
         except BaseException as error:
             error.__traceback__ = without_pieces(error.__traceback__, self.around)
@@ -296,6 +310,7 @@ class Splits:
 
     def mark(self, log: ReadLog, error: Exception | None) -> set[tuple[str, str, int]]:
         """Note the lines that a refusal points to: where it happened, and those that called it."""
+        self.has_gradients |= isinstance(error, NotDifferentiable)
         found: set[tuple[str, str, int]] = set()
         changed: set[tuple[str, str]] = set()
         for what, stack in places_of(log, error):

@@ -5,7 +5,7 @@ Invariant: what has no gradient here, or would have another history than eager g
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 
 from smelt._torch.autocast import no_autocast
 from smelt.analysis.gradients import gradient_flow
-from smelt.autodiff import detach_islands, extract, hidden_write, is_view_of, overwritten, state_as_inputs
+from smelt.autodiff import base_of, detach_islands, extract, hidden_write, is_view_of, overwritten, state_as_inputs
 from smelt.capture import Captured
 from smelt.compiler.compiled_types import ANOMALIES, LeftAlone, NeedsGradients
 from smelt.compiler.histories import requires_gradients
@@ -29,16 +29,67 @@ from smelt.passes.explicit_casts import explicit_casts
 from smelt.passes.manager import run_passes
 
 
+@dataclass(frozen=True)
+class Views:
+    """Results that share memory with an input that has a history, or with one another. They are made of that operator by
+    operator, behind the node, so that autograd knows them as views: a write to one has a meaning for the others.
+
+    numbers: which results. bases: results, by number, that they are views of; hidden: those among these that the program
+    does not give itself, and that stand behind its results. graph: takes its inputs and the bases.
+    """
+
+    numbers: tuple[int, ...]
+    bases: tuple[int, ...]
+    hidden: tuple[Value, ...]
+    graph: Graph
+
+    def put(self, inputs: Sequence[Any], outputs: list[Any]) -> None:
+        """Put them among the results, and take away what stands behind these."""
+        made = evaluate(self.graph, [*inputs, *(outputs[base] for base in self.bases)])
+        for number, view in zip(self.numbers, made, strict=True):
+            outputs[number] = view
+        del outputs[len(outputs) - len(self.hidden) :]
+
+
+def views_of(graph: Graph, sources: Collection[Value], apart: Collection[int]) -> Views | None:
+    """The results that are views of sources, or of what others are views of; None where there are none.
+
+    apart: results that are taken care of.
+    """
+    numbers, sharing = list[int](), dict[Value, list[int]]()
+    for i, arg in enumerate(graph.outputs):
+        base = base_of(arg)
+        if i in apart or base is None:
+            continue
+        if is_view_of(graph, arg, sources):
+            numbers.append(i)
+        elif base.node is not None:
+            sharing.setdefault(base, []).append(i)
+    bases, hidden = dict[Value, int](), list[Value]()
+    for base, members in sharing.items():
+        if len(members) < 2:
+            continue
+        first = next((i for i in members if graph.outputs[i] is base), None)
+        if first is None:
+            hidden.append(base)
+        bases[base] = len(graph.outputs) + len(hidden) - 1 if first is None else first
+        numbers += [i for i in members if i != first]
+    if not numbers:
+        return None
+    wanted = [graph.outputs[i] for i in numbers]
+    made = extract(graph, f"{graph.name}_views", [*graph.inputs, *bases], wanted, ())
+    return Views(tuple(numbers), tuple(bases.values()), tuple(hidden), made)
+
+
 @dataclass
 class TrainingUnit(Unit):
     """`run` gives results with a history. state_places: kind and path of what it reads besides its arguments.
 
-    views: the results that are views of inputs with a history, and the graph that makes them: operator by operator, so
-    that autograd knows them as views.
+    views: the results that are views of inputs with a history, or of one another.
     """
 
     state_places: tuple[tuple[str, str], ...] = ()
-    views: tuple[tuple[int, ...], Graph] | None = field(default=None, repr=False)
+    views: Views | None = field(default=None, repr=False)
     trainable: Trainable | None = field(default=None, repr=False)
 
     @property
@@ -74,16 +125,16 @@ class TrainingUnit(Unit):
         # What goes out as it came in has the history that it has.
         apart = set(self.captured.returned)
         sources = {v for v, is_wanted in zip(graph.inputs, requires, strict=True) if is_wanted}
-        numbers = tuple(i for i, a in enumerate(graph.outputs) if i not in apart and is_view_of(graph, a, sources))
-        if numbers:
-            made = extract(graph, f"{graph.name}_views", graph.inputs, [graph.outputs[i] for i in numbers], ())
-            self.views = numbers, made
-            apart.update(numbers)
-        graph.body.set_yields(tuple(None if i in apart else a for i, a in enumerate(graph.outputs)))
+        self.views = views_of(graph, sources, apart)
+        more: tuple[Value, ...] = ()
+        if self.views is not None:
+            apart.update(self.views.numbers)
+            more = self.views.hidden
+        graph.body.set_yields((*(None if i in apart else a for i, a in enumerate(graph.outputs)), *more))
         try:
             self.trainable = Trainable(graph, requires, self.options, machine_code(self.options))
         except SmeltError as error:
-            raise NeedsGradients(error.what) from error
+            raise NeedsGradients(error.what, error.where) from error
 
     def _with_casts(self) -> Graph:
         """The graph with the casts of autocast spelled out. Raises: NeedsGradients where that cannot be."""
@@ -116,9 +167,7 @@ class TrainingUnit(Unit):
         inputs = self._inputs(args, kwargs)
         outputs = self.trainable(inputs)
         if self.views is not None:
-            numbers, graph = self.views
-            for number, view in zip(numbers, evaluate(graph, inputs), strict=True):
-                outputs[number] = view
+            self.views.put(inputs, outputs)
         for number, source in self.captured.returned.items():
             outputs[number] = inputs[source] if isinstance(source, int) else self.lookup(*source)
         return self.signature.rebuild(outputs, args, kwargs)
@@ -127,8 +176,10 @@ class TrainingUnit(Unit):
 def training_unit(captured: Captured, options: Options, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TrainingUnit:
     """The unit of a capture whose results have histories. Raises: NeedsGradients where eager has to run."""
     if captured.own_backward:
-        raise NeedsGradients("an autograd.Function has a backward in Python")
-    if captured.error is not None or captured.graph is None or captured.signature is None:
+        raise NeedsGradients(f"{captured.own_backward} has a backward in Python", captured.own_line)
+    if captured.error is not None:
+        raise NeedsGradients(captured.error.what, captured.error.where)
+    if captured.graph is None or captured.signature is None:
         raise NeedsGradients("there is no graph of it")
     if is_path(captured.graph):
         raise NeedsGradients("its path depends on data")
@@ -138,7 +189,7 @@ def training_unit(captured: Captured, options: Options, args: Sequence[Any], kwa
     try:
         unit = TrainingUnit.of(captured, options)
     except SmeltError as error:
-        raise NeedsGradients(error.what) from error
+        raise NeedsGradients(error.what, error.where) from error
     unit.build(args, kwargs)
     return unit
 
@@ -157,9 +208,9 @@ def _check_writes(captured: Captured, args: Sequence[Any], kwargs: Mapping[str, 
 
     hidden, late = hidden_write(captured.graph, requires), overwritten(captured.graph, requires)
     if hidden is not None:
-        raise NeedsGradients(f"{_shown(hidden)} writes where autograd does not look")
+        raise NeedsGradients(f"{_shown(hidden)} writes where autograd does not look", hidden.span)
     if late is not None:
-        raise NeedsGradients(f"{_shown(late)} writes to what a gradient needs")
+        raise NeedsGradients(f"{_shown(late)} writes to what a gradient needs", late.span)
     if gradient_flow(captured.graph, requires, captured.caller.grad).leaves_some:
         raise NeedsGradients("it writes to what others see, and gives it gradients")
 

@@ -83,7 +83,8 @@ class Options:
     train: compile calls whose results need gradients, too: forward and backward are native, and autograd sees one
         operator. False leaves such calls to eager.
     memory_budget: where gradients are needed, how much may be saved between forward and backward, as a fraction, from 0
-        to 1, of what would be if nothing were computed again. Products are computed again as far as that takes; with 1 none is.
+        to 1, of what would be if nothing were computed again. Products are computed again as far as that takes; with 1
+        none is.
     loops: schedules of the loops of single kernels, as steps of a schedule (`s.tile`, `s.vectorize`, ...). A step that
         does not fit a kernel is omitted, with a warning.
     """
