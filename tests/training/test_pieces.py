@@ -13,7 +13,7 @@ from torch import nn
 import smelt
 from smelt.compiler.compiled import dispatcher_of
 from smelt.compiler.splitting import Splits
-from tests.training.harness import pair, same_gradients
+from tests.training.harness import is_compiled, pair, same_gradients
 
 Tensor = torch.Tensor
 
@@ -112,6 +112,19 @@ class Frozen(Base):
         return self.after(y)
 
 
+class Stateful(Base):
+    """What one call leaves behind with a history, the next one goes on from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = torch.zeros(3, 8).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.hidden = torch.tanh(self.before(x) + self.hidden)
+        self.extra = self.hidden.square().mean()
+        return self.after(self.hidden)
+
+
 def _backward_hook(model: Base) -> None:
     model.second.register_full_backward_hook(lambda module, into, outof: (into[0] * 2,))
 
@@ -130,7 +143,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _train(run: Any, model: Any, step: int) -> tuple[Tensor, Tensor | None]:
-    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(step)).requires_grad_()
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(step)).double().requires_grad_()
     model.zero_grad()
     loss = run(x).square().sum()
     loss.backward()
@@ -139,7 +152,7 @@ def _train(run: Any, model: Any, step: int) -> tuple[Tensor, Tensor | None]:
 
 @pytest.mark.parametrize("make", [Functions, Hook, Retained, Logged, InPlace, Frozen])
 def test_pieces_train(make: Callable[[], Base]) -> None:
-    model, other, compiled = pair(make)
+    model, other, compiled = pair(lambda: make().double())
     for step in range(5):
         wanted, found = _train(model, model, step), _train(compiled, other, step)
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
@@ -153,7 +166,7 @@ def test_pieces_train(make: Callable[[], Base]) -> None:
 
 
 def test_a_backward_hook_of_a_module() -> None:
-    model, other, compiled = pair(Base)
+    model, other, compiled = pair(lambda: Base().double())
     for m in (model, other):
         _backward_hook(m)
         type(m).forward = lambda self, x: self.after(self.before(x))
@@ -170,11 +183,11 @@ def test_gradients_of_gradients_go_through_pieces() -> None:
                 pass
             return self.after(y)
 
-    model, other, compiled = pair(Smooth)
+    model, other, compiled = pair(lambda: Smooth().double())
     for step in range(4):
         found = []
-        for run, m in ((model, model), (compiled, other)):
-            x = torch.randn(3, 8, generator=torch.Generator().manual_seed(step)).requires_grad_()
+        for run in (model, compiled):
+            x = torch.randn(3, 8, generator=torch.Generator().manual_seed(step)).double().requires_grad_()
             (grad,) = torch.autograd.grad(run(x).sum(), x, create_graph=True)
             grad.square().sum().backward()
             found.append((grad.detach(), x.grad))
@@ -183,6 +196,40 @@ def test_gradients_of_gradients_go_through_pieces() -> None:
         model.zero_grad()
         other.zero_grad()
     assert len(_pieces(compiled).running()) == 2
+
+
+def test_histories_in_attributes() -> None:
+    model, other, compiled = pair(lambda: Stateful().double())
+    for step in range(5):
+        found = []
+        for run, m in ((model, model), (compiled, other)):
+            m.zero_grad()
+            m.hidden = m.hidden.detach()
+            x = torch.randn(3, 8, generator=torch.Generator().manual_seed(step)).double()
+            loss = run(x).sum() + run(x * 2).square().sum() + m.extra
+            loss.backward()
+            found.append((loss.detach(), m.hidden.detach()))
+        torch.testing.assert_close(*found)
+        same_gradients(model, other)
+    assert sum(row.hits for row in compiled.stats().rows if row.entry is not None) >= 6
+
+
+def test_a_list_that_is_handed_in_gets_a_history() -> None:
+    class Listing(Base):
+        def forward(self, x: Tensor, losses: list[Tensor]) -> Tensor:
+            y = self.before(x)
+            losses.append(y.square().mean())
+            return self.after(y)
+
+    model, other, compiled = pair(lambda: Listing().double())
+    for step in range(4):
+        for run, m in ((model, model), (compiled, other)):
+            m.zero_grad()
+            losses: list[Tensor] = []
+            y = run(torch.randn(3, 8, generator=torch.Generator().manual_seed(step)).double(), losses)
+            (y.sum() + losses[0]).backward()
+        same_gradients(model, other)
+    assert is_compiled(compiled)
 
 
 def test_whole_is_refused_with_the_line() -> None:

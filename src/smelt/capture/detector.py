@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from smelt._torch.collectives import TRACING, WRAP, functional_collectives
 from smelt._torch.dispatch import below_transforms, is_live, is_transformed, suspended
+from smelt._torch.leaves import is_leaf
 from smelt._torch.mode_regions import Regions, watching_regions
 from smelt._torch.record_patches import (
     Getter,
@@ -180,6 +181,23 @@ def _needs_gradient(original: Any) -> Any:
         return value
 
     return Getter(original, read)
+
+
+def _retaining(original: Any) -> Any:
+    """For `tensor.retain_grad()`: of a tensor in the middle of a graph, nothing has the gradient later."""
+
+    def call(self: Any) -> None:
+        recorder = _active()
+        if recorder is not None and self.requires_grad and not is_leaf(self):
+            recorder.fail(
+                "a tensor that the program makes is to retain its gradient",
+                "a graph's gradients are those of what goes into it",
+                "call retain_grad() outside, on a result",
+                "S0104",
+            )
+        original(self)
+
+    return call
 
 
 def _aliasing(position: int) -> Callable[[Any], Any]:
@@ -404,6 +422,7 @@ def detecting(recorder: Recorder, level: str) -> Iterator[None]:
         stack.enter_context(_patches.replaced(tensor, "_base", _base_property))
         stack.enter_context(_patches.replaced(tensor, "_is_view", _is_view))
         stack.enter_context(_patches.replaced(tensor, "requires_grad", _needs_gradient))
+        stack.enter_context(_patches.replaced(tensor, "retain_grad", _retaining))
         stack.enter_context(_patches.replaced(tensor, "as_subclass", _aliasing(0)))
         stack.enter_context(_patches.replaced(tensor, "_make_subclass", _aliasing(1)))
         stack.enter_context(_patches.replaced(tensor, "__new__", _constructor))

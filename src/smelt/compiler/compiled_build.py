@@ -471,6 +471,12 @@ class Builds:
         """Have calls like this one, whose results have a history, run in pieces or as they are."""
         if not self._settings.options.train:
             why = self._original.needs_gradients(self._requiring(args, kwargs) or "a tensor")
+        elif not log.is_replayable and self._takes_state(log):
+            return
+        elif self.state is not None:
+            self._give_up_state()
+            self._original.count(f"gradients are needed, and {failure}")
+            return
         else:
             why = self._original.why_not_trained(str(failure))
             self._effects_seen += not log.is_replayable

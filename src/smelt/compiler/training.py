@@ -31,10 +31,10 @@ from smelt.passes.manager import run_passes
 
 @dataclass(frozen=True)
 class Views:
-    """Results that share memory with an input that has a history, or with one another. They are made of that operator by
-    operator, behind the node, so that autograd knows them as views: a write to one has a meaning for the others.
+    """Results that share memory with an input that has a history, or with one another. They are made of that by torch's
+    operators, behind the node, so that autograd knows them as views: a write to one has a meaning for the others.
 
-    numbers: which results. bases: results, by number, that they are views of; hidden: those among these that the program
+    numbers: which results. bases: results, by number, that they are views of; hidden: those of these that the program
     does not give itself, and that stand behind its results. graph: takes its inputs and the bases.
     """
 
@@ -183,8 +183,6 @@ def training_unit(captured: Captured, options: Options, args: Sequence[Any], kwa
         raise NeedsGradients("there is no graph of it")
     if is_path(captured.graph):
         raise NeedsGradients("its path depends on data")
-    if captured.signature.puts is not None:
-        raise NeedsGradients("it changes objects that its arguments hold")
     _check_writes(captured, args, kwargs)
     try:
         unit = TrainingUnit.of(captured, options)
