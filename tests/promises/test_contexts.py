@@ -32,26 +32,24 @@ FACTOR = 3.0
 # --- gradients
 
 
-def test_grad_mode_runs_eager_with_one_warning_and_gradients_flow() -> None:
+def test_gradients_flow_without_a_warning() -> None:
     made = block()
     x = made.inputs["x"]
     compiled = smelt.compile(made.model, options=RULE)
     assert_agrees(compiled(x), made.model(x))
     with torch.enable_grad():
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", SmeltWarning)
             for _ in range(3):
                 compiled.zero_grad(set_to_none=True)
                 out = compiled(x)
                 out.square().sum().backward()
-        (only,) = [w for w in caught if issubclass(w.category, SmeltWarning)]
-        assert "torch.no_grad()" in str(only.message) and only.filename == __file__
         found = {n: p.grad.clone() for n, p in made.model.named_parameters() if p.grad is not None}
         made.model.zero_grad(set_to_none=True)
         made.model(x).square().sum().backward()
     assert found.keys() == {n for n, _ in made.model.named_parameters()}
     for name, parameter in made.model.named_parameters():
-        assert torch.equal(found[name], parameter.grad)
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-5)
     for _ in range(2):
         assert_agrees(compiled(x), made.model(x))
     entry_of(compiled)

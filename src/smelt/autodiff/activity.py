@@ -134,7 +134,7 @@ def hidden_write(raw: Graph, requires: Callable[[Value], bool]) -> Node | None:
 
 
 def base_of(arg: Arg) -> Value | None:
-    """What an output of a functional graph is a view of in the end, an input or what an operator has made; itself, if it
+    """What an output of a functional graph is a view of in the end, an input or what an operator made; itself, if it
     is no view. None for what is no tensor."""
     value = arg if isinstance(arg, Value) and isinstance(arg.type, TensorType) else None
     while value is not None and (maker := value.node) is not None:

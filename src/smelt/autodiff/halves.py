@@ -8,14 +8,14 @@ Invariant: both graphs compute what the joint graph computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from smelt.analysis import cost, used_by, used_values
 from smelt.autodiff.flow import INFINITE, Network
 from smelt.autodiff.joint import Joint
-from smelt.diag import SmeltError
+from smelt.diag import SmeltError, Span
 from smelt.ir import (
     BOOL,
     FLOAT,
@@ -60,15 +60,17 @@ class Halves:
     nbytes: int
 
 
-def halves(joint: Joint, budget: float = 1.0) -> Halves:
+def halves(joint: Joint, budget: float = 1.0, recomputed: Collection[Span] = ()) -> Halves:
     """The two graphs of a joint graph without state (`state_as_inputs`). Raises: SmeltError (S0303).
 
-    budget: how much may be saved, as a part of what would be if nothing were computed again.
+    budget: how much may be saved, as a part of what would be if nothing were computed again. recomputed: the lines of
+    what is to be computed again, products too (checkpoints).
     """
     graph = joint.graph
     primals, cotangents = graph.inputs[: joint.given], graph.inputs[joint.given :]
     behind = _behind(graph, cotangents)
-    chosen = _within(budget, list(graph.body), partial(_saved, graph, primals, behind, joint))
+    saved_for = partial(_saved, graph, primals, behind, joint)
+    chosen = _within(budget, list(graph.body), lambda price: saved_for(_free_at(recomputed, price)))
     given = set(primals)
     kept = [i for i, value in enumerate(primals) if value in chosen]
     saved = [value for value in chosen if value not in given]
@@ -212,6 +214,19 @@ def _price_by_work(rate: float) -> Callable[[Node], int]:
         return int(rate * work.flops) + int(rate > 0) * work.nbytes // _MOVED + 1
 
     return price
+
+
+def _free_at(lines: Collection[Span], price: Callable[[Node], int]) -> Callable[[Node], int]:
+    """The same price, but next to none for what these lines compute, as far as it can be computed again."""
+    if not lines:
+        return price
+
+    def least(node: Node) -> int:
+        if node.span not in lines or node.regions or not _is_repeatable(node) or not node.op.startswith("aten."):
+            return price(node)
+        return min(price(node), 1)
+
+    return least
 
 
 def _no_price(node: Node) -> int:

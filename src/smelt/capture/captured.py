@@ -96,7 +96,7 @@ class Captured:
         what the run reached from outside, while its log is kept. outer: places outside the arguments that the run
         changed: put by `signature.puts`, too.
     own_backward: the name of a `torch.autograd.Function` that the program applies; "" where there is none. own_line:
-        where it does so first.
+        where it does so first. recomputed: the lines of what is to be computed again for gradients (checkpoints).
     kinds: which outputs are inference tensors, or are none, otherwise than the caller's mode makes them.
     reruns: the graph may raise where the program catches that. is_way: it holds for what it expects, and for no more.
     drawers: functions that draw numbers of Python's or NumPy's global generator. class_askers: those of the run that
@@ -133,6 +133,7 @@ class Captured:
     kinds: Mapping[int, bool] = field(default_factory=dict)
     own_backward: str = ""
     own_line: Span | None = None
+    recomputed: frozenset[Span] = frozenset()
     flags: Mapping[Span | None, str] = field(default_factory=dict)
     reruns: bool = False
     is_way: bool = False
@@ -252,7 +253,7 @@ def capture(
             tuple(recorder.conversions), (), chosen, caller, roots, written.before, shared,
             _returned(tensors, arguments.tensors, used), None,
             kinds=kinds_of(tensors, caller), own_backward=recorder.own_backward, flags=recorder.flags, reruns=reruns,
-            own_line=None if recorder.own_site is None else recorder.own_site.span,
+            own_line=None if recorder.own_site is None else recorder.own_site.span, recomputed=recorder.recomputed(),
             asks_modes=graph is not None and any(node.mode.startswith("inference") for node in graph.walk()),
             has_history=has_history,
             spent=frozenset(i for i, tensor in enumerate(tensors) if recorder.spent.has(tensor)),

@@ -12,9 +12,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 import torch
+import torch.utils.checkpoint as torch_checkpoint
 from torch.overrides import TorchFunctionMode
 
 from smelt._torch.collectives import TRACING, WRAP, functional_collectives
@@ -31,6 +32,7 @@ from smelt._torch.record_patches import (
     is_custom_function_call,
     tensor_base,
 )
+from smelt.capture.events import put_aside
 from smelt.capture.gradients import record_backward, record_grad
 from smelt.capture.keeping import keeper
 from smelt.capture.recorder import Recorder
@@ -338,6 +340,38 @@ def _own_backward(original: Any) -> Any:
     return classmethod(noted)
 
 
+_REGION: Final = "_checkpoint_without_reentrant_generator"
+"""What `torch.utils.checkpoint` calls around the function, which it runs itself. Another torch may call it otherwise:
+then a checkpoint is code that looks at the random generator, and is not compiled."""
+
+
+def _checkpointed(original: Any) -> Any:
+    """For checkpoints: torch's own work around the function is not the program's."""
+
+    def region(*args: Any, **kwargs: Any) -> Iterator[None]:
+        recorder = _active()
+        inner = original(*args, **kwargs)
+        if recorder is None:
+            yield from inner
+            return
+        if not any(given is torch_checkpoint.noop_context_fn for given in (*args, kwargs.get("context_fn"))):
+            recorder.fail(
+                "a checkpoint chooses itself what it saves (context_fn)",
+                "that is a mode of torch, which no graph has",
+                "leave out context_fn: what is saved is then chosen for the whole graph",
+                "S0104",
+            )
+        with suspended(), put_aside():
+            next(inner)
+        with recorder.checkpointed():
+            yield
+        with suspended(), put_aside():
+            for _ in inner:
+                pass
+
+    return region
+
+
 def _gradients(original: Any) -> Any:
     """For `torch.autograd.grad`, which calls operators from C++: a number beside a transform's tensor is there a tensor
     that torch cannot hand to Python, so what stands below the transform is seen.
@@ -427,6 +461,8 @@ def detecting(recorder: Recorder, level: str) -> Iterator[None]:
         stack.enter_context(_patches.replaced(tensor, "_make_subclass", _aliasing(1)))
         stack.enter_context(_patches.replaced(tensor, "__new__", _constructor))
         stack.enter_context(_patches.replaced(torch.autograd.Function, "apply", _own_backward))
+        if hasattr(torch_checkpoint, _REGION):
+            stack.enter_context(_patches.replaced(torch_checkpoint, _REGION, _checkpointed))
         stack.enter_context(_patches.replaced(torch.autograd, "grad", _gradients))
         stack.enter_context(_patches.replaced(torch.autograd, "backward", _backward))
         stack.enter_context(_patches.replaced(torch, "compile", _compiling))

@@ -8,7 +8,8 @@ slot and was not reachable before the run is an error, never a constant.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from sys import setprofile
@@ -177,6 +178,7 @@ class Recorder:
     is_unseen: something may have been written where it is not seen: by torch's own compilers and tracers, by other
         processes, through memory that Python got, or by an operator that raised.
     own_backward: the first `torch.autograd.Function` that ran, if any: its gradient is no operator's; own_site: where.
+    checkpoints: what was recorded in regions of `torch.utils.checkpoint`, as numbers of records.
     spent: the histories that the program itself went back through. leaves: those that got gradients there, by id, with
     the gradients that they had.
     """
@@ -197,6 +199,7 @@ class Recorder:
     flags: dict[Span | None, str] = field(default_factory=dict)
     own_backward: str = ""
     own_site: Site | None = None
+    checkpoints: list[tuple[int, int]] = field(default_factory=list)
     is_unseen: bool = False
     drew_for_cache: bool = False
     kept: dict[Slot, tuple[int, StateSlot]] = field(default_factory=dict)
@@ -837,6 +840,20 @@ class Recorder:
         if self.error is None:
             found = site or self._find_site(2)
             self.error = CaptureError(what, found.span if found else None, why, fix, code)
+
+    @contextmanager
+    def checkpointed(self) -> Iterator[None]:
+        """What is recorded in this block is to be computed again for its gradients."""
+        start = len(self.records)
+        try:
+            yield
+        finally:
+            self.checkpoints.append((start, len(self.records)))
+
+    def recomputed(self) -> frozenset[Span]:
+        """The lines of all that was recorded in such blocks."""
+        sites = (record[4] for start, end in self.checkpoints for record in self.records[start:end])
+        return frozenset(self._spans.of(site) for site in sites if site is not None)
 
     def note_own_backward(self, name: str) -> None:
         """Note that a `torch.autograd.Function` runs where the program stands."""

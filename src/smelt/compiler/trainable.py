@@ -9,7 +9,7 @@ gradients come from a graph that is such a node, too: from the inputs on, since 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from smelt.codegen.lower import Lowered, lower
 from smelt.codegen.lower.result import Fresh
 from smelt.compiler.histories import requires_gradients
 from smelt.compiler.pipeline import optimized_graph
-from smelt.diag import Options, SmeltError
+from smelt.diag import Options, SmeltError, Span
 from smelt.ir import Graph
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.effects import effects
@@ -57,13 +57,20 @@ class Native:
 
 class Trainable:
     """A graph without state that autograd sees as one operator. requires: which of its inputs need gradients.
-    is_backward: it gives gradients of another one.
+    recomputed: the lines of what is not to be saved. is_backward: it gives gradients of another one.
 
     Raises: SmeltError where a part of it has no gradient, or no plan.
     """
 
     def __init__(
-        self, graph: Graph, requires: Sequence[bool], options: Options, code: bytes | None, *, is_backward: bool = False
+        self,
+        graph: Graph,
+        requires: Sequence[bool],
+        options: Options,
+        code: bytes | None,
+        *,
+        recomputed: Collection[Span] = (),
+        is_backward: bool = False,
     ) -> None:
         self.graph, self.requires, self.options, self._code = graph, tuple(requires), options, code
         self._wrt = [value.name for value, is_wanted in zip(graph.inputs, requires, strict=True) if is_wanted]
@@ -71,7 +78,7 @@ class Trainable:
         self.differentiated = self._joint.differentiated
         if not is_backward:
             self._check_results()
-        found = halves(self._joint, options.memory_budget)
+        found = halves(self._joint, options.memory_budget, recomputed)
         self.halves = found
         self.forward = Native(found.forward, options, code)
         self._absent: dict[tuple[int, ...], list[bool]] = {}

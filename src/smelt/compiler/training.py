@@ -132,7 +132,9 @@ class TrainingUnit(Unit):
             more = self.views.hidden
         graph.body.set_yields((*(None if i in apart else a for i, a in enumerate(graph.outputs)), *more))
         try:
-            self.trainable = Trainable(graph, requires, self.options, machine_code(self.options))
+            self.trainable = Trainable(
+                graph, requires, self.options, machine_code(self.options), recomputed=self.captured.recomputed
+            )
         except SmeltError as error:
             raise NeedsGradients(error.what, error.where) from error
 

@@ -444,7 +444,7 @@ class _Run:
             self.title, None, graph, signature, state, None, self.native.conversions, (), "entry", self.caller,
             self.roots, {}, shared, _returned(flattener.tensors, given.tensors, state),
             facts, self.native.opened, outer=self.native.outer, kinds=kinds, own_backward=self.native.own_backward,
-            own_line=self.native.own_line,
+            own_line=self.native.own_line, recomputed=self.native.recomputed,
             spent=self.native.spent,
             reruns=session.has_caught, is_way=AS_NATIVE in session.whole, asks_modes=self.native.asks_modes,
         )  # fmt: skip
