@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -67,6 +67,28 @@ def _training(
     if fn.log is not None and not (fn.log.is_replayable or acts_repeatably(fn.log)):
         raise NeedsGradients(fn.log.why_not())
     stage = partial(staged_unit, fn, args=args, kwargs=kwargs, options=options)
+    why_fixed = ""
+    for number, (spec, is_wide) in enumerate(fn.freedom.specs if fn.freedom else ()):
+        free = partial(stage, captured, dynamic=spec, is_wide=is_wide, odd=fn.freedom.odd)
+        unit, why_fixed = fn.attempts.of(("gradients of free sizes", number, frozenset(spec)), free)
+        if unit is not None:
+            return unit
+        if why_fixed in (TOO_LONG, TOO_MANY):
+            break
+    found = _training_as_it_is(fn, captured, args, kwargs, options, stage)
+    found.why_fixed = why_fixed
+    return found
+
+
+def _training_as_it_is(
+    fn: ObservedProgram,
+    captured: Captured,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    options: Options,
+    stage: Callable[[Captured], tuple[Unit | None, str]],
+) -> Unit:
+    """The same for the sizes of this call. Raises: as `_training`."""
     if captured.conversions:
         unit, why = fn.attempts.of("gradients of all paths", lambda: stage(captured))
         if unit is None:

@@ -317,8 +317,7 @@ class SizedUnit(Unit):
         return plan
 
     def _keep(self, sizes: Sizes, plan: Unit) -> None:
-        assert plan.executable is not None
-        self.plans[sizes], self._nbytes[sizes] = plan, plan.executable.nbytes
+        self.plans[sizes], self._nbytes[sizes] = plan, plan.nbytes
         self.plans.move_to_end(sizes)  # another thread may have made it before
         self.plans_made += 1
         while len(self.plans) > 1 and (

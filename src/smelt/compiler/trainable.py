@@ -94,6 +94,11 @@ class Trainable:
         self._types = [tensor_type(value) for value in given]
         self._again: dict[tuple[bool, ...], Trainable | None] = {}
 
+    @property
+    def nbytes(self) -> int:
+        """What the plans hold."""
+        return self.forward.executable.nbytes + self.backward.executable.nbytes
+
     def _check_results(self) -> None:
         given = (v for v, is_wanted in zip(self.graph.inputs, self.requires, strict=True) if is_wanted)
         certain = certain_values(self.graph, given)

@@ -5,7 +5,7 @@ Invariant: what has no gradient here, or would have another history than eager g
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -16,13 +16,15 @@ from smelt._torch.autocast import no_autocast
 from smelt.analysis.gradients import gradient_flow
 from smelt.autodiff import base_of, detach_islands, extract, hidden_write, is_view_of, overwritten, state_as_inputs
 from smelt.capture import Captured
+from smelt.codegen.lower.symbolic import specialize
 from smelt.compiler.compiled_types import ANOMALIES, LeftAlone, NeedsGradients
 from smelt.compiler.histories import requires_gradients
 from smelt.compiler.paths import is_path
+from smelt.compiler.sized_unit import SizedUnit, Sizes
 from smelt.compiler.trainable import Trainable
 from smelt.compiler.unit import Unit, machine_code
 from smelt.diag import Options, SmeltError
-from smelt.ir import Graph, Node, Value
+from smelt.ir import Graph, Node, TensorType, Value
 from smelt.ops.evaluate import evaluate, no_state
 from smelt.passes.base import PassContext
 from smelt.passes.explicit_casts import explicit_casts
@@ -83,12 +85,14 @@ def views_of(graph: Graph, sources: Collection[Value], apart: Collection[int]) -
 
 @dataclass
 class TrainingUnit(Unit):
-    """`run` gives results with a history. state_places: kind and path of what it reads besides its arguments.
+    """`run` gives results with a history. state_places: kind and path of what it reads besides its arguments. requires:
+    which of its inputs, state behind arguments, need gradients.
 
     views: the results that are views of inputs with a history, or of one another.
     """
 
     state_places: tuple[tuple[str, str], ...] = ()
+    requires: tuple[bool, ...] = ()
     views: Views | None = field(default=None, repr=False)
     trainable: Trainable | None = field(default=None, repr=False)
 
@@ -99,10 +103,11 @@ class TrainingUnit(Unit):
 
     def build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Make the plans for inputs that require gradients as these do. Raises: NeedsGradients where there are none."""
-        start = perf_counter()
-        with no_autocast():  # as each node says for itself
-            self._build(args, kwargs)
-        self.stages_ms["forward and backward"] = round((perf_counter() - start) * 1000, 3)
+        self._build(lambda: tuple(map(requires_gradients, self._inputs(args, kwargs))))
+
+    def build_like(self, other: Sequence[bool]) -> None:
+        """The same for inputs of which these require gradients."""
+        self._build(lambda: tuple(other))
 
     @property
     def halves(self) -> dict[str, Unit]:
@@ -118,10 +123,20 @@ class TrainingUnit(Unit):
             for name, half in halves.items()
         }  # fmt: skip
 
-    def _build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    @property
+    def nbytes(self) -> int:
+        """What the plans of both halves hold."""
+        return 0 if self.trainable is None else self.trainable.nbytes
+
+    def _build(self, requires: Callable[[], tuple[bool, ...]]) -> None:
+        start = perf_counter()
+        with no_autocast():  # as each node says for itself
+            self._build_halves(requires)
+        self.stages_ms["forward and backward"] = round((perf_counter() - start) * 1000, 3)
+
+    def _build_halves(self, found: Callable[[], tuple[bool, ...]]) -> None:
         graph, self.state_places = state_as_inputs(self._with_casts())
-        inputs = self._inputs(args, kwargs)
-        requires = [requires_gradients(x) for x in inputs]
+        self.requires = requires = found()
         # What goes out as it came in has the history that it has.
         apart = set(self.captured.returned)
         sources = {v for v, is_wanted in zip(graph.inputs, requires, strict=True) if is_wanted}
@@ -175,7 +190,45 @@ class TrainingUnit(Unit):
         return self.signature.rebuild(outputs, args, kwargs)
 
 
-def training_unit(captured: Captured, options: Options, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TrainingUnit:
+@dataclass
+class SizedTrainingUnit(SizedUnit):
+    """The same with free sizes: recorded once, differentiated and lowered for each tuple of sizes."""
+
+    requires: tuple[bool, ...] = ()
+
+    @property
+    def has_gradients(self) -> bool:
+        """That of the nodes of autograd."""
+        return True
+
+    def build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Make the plans for the recorded call's sizes. Raises: NeedsGradients where there are none."""
+        self.why_alone = "gradients are made for each tuple of sizes"
+        if not all(isinstance(value.type, TensorType) for value in self.graph.inputs):
+            raise NeedsGradients("a number is free")
+        _, places = state_as_inputs(self.graph)
+        inputs = [*self.signature.flatten(args, kwargs), *(self.lookup(*place) for place in places)]
+        self.requires = tuple(map(requires_gradients, inputs))
+        self.finish()
+
+    def _plan_alone(self, sizes: Sizes) -> Unit:
+        graph = specialize(self.graph, dict(zip(self.names, sizes, strict=True)))
+        plan = TrainingUnit(self.captured, self.options, self.lookup, graph)
+        plan.build_like(self.requires)
+        self.lowered_alone += 1
+        return plan
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """As of any unit. Raises: LeftAlone where the original is to run."""
+        try:
+            return super().run(args, kwargs)
+        except NeedsGradients as error:  # for these sizes alone
+            raise LeftAlone(f"gradients are needed, and {error}") from error
+
+
+def training_unit(
+    captured: Captured, options: Options, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> TrainingUnit | SizedTrainingUnit:
     """The unit of a capture whose results have histories. Raises: NeedsGradients where eager has to run."""
     if captured.own_backward:
         raise NeedsGradients(f"{captured.own_backward} has a backward in Python", captured.own_line)
@@ -187,7 +240,7 @@ def training_unit(captured: Captured, options: Options, args: Sequence[Any], kwa
         raise NeedsGradients("its path depends on data")
     _check_writes(captured, args, kwargs)
     try:
-        unit = TrainingUnit.of(captured, options)
+        unit = (TrainingUnit if captured.sizes is None else SizedTrainingUnit).of(captured, options)
     except SmeltError as error:
         raise NeedsGradients(error.what, error.where) from error
     unit.build(args, kwargs)

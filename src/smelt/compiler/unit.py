@@ -298,6 +298,11 @@ class Unit:
         return self.captured.graph is not None and enables_grad(self.captured.graph)
 
     @property
+    def nbytes(self) -> int:
+        """What its plan holds."""
+        return 0 if self.executable is None else self.executable.nbytes
+
+    @property
     def has_gradients(self) -> bool:
         """Whether a result has a history through which autograd goes back to a plan."""
         return False
