@@ -1,4 +1,4 @@
-"""`torch.utils.checkpoint` inside a compiled model: what it covers is computed again, products too, and draws are not."""
+"""`torch.utils.checkpoint` in a compiled model: what it covers is computed again, products too, and draws are not."""
 
 from __future__ import annotations
 
