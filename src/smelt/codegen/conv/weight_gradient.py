@@ -6,30 +6,30 @@
       store totals: where the taps of a channel are adjacent, in squares turned in registers
 
 Invariant: what lies outside the image is not read and not multiplied. The order of a sum depends on the shape alone; it
-is made of blocks of `BLOCK` pixels, each started at zero.
+is made of blocks of some pixels, each started at zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 
 from smelt.codegen.contract.panels import transposed
 from smelt.codegen.conv.micro import Micro, Tile
-from smelt.codegen.conv.shape import ConvShape
+from smelt.codegen.conv.shape import ConvShape, Window
 from smelt.codegen.conv.tiles import dense_tile, nanoseconds
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
 
 WORDS = (
     "out_tiles", "in_panels", "group_out", "group_in", "images", "oh", "ow", "g_pixel", "x_n", "x_h", "x_w", "stride_h",
-    "stride_w", "row_block", "out_o", "out_i", "out_tap",
+    "stride_w", "row_block", "column_block", "out_o", "out_i", "out_tap",
 )  # fmt: skip
-BLOCK = 32
-"""Pixels of one chain of a sum."""
+BLOCK, FLAT_BLOCK = 32, 64
+"""Pixels of one chain of a sum: the library's chains are longer where the window is a single pixel."""
 _TAP = 5
 """Words of a tap: first row and column of the result for which it is inside, those after the last, its offset in x."""
 
@@ -72,14 +72,18 @@ def plan_gradient(
     squares = taps > 1 and out[2] == 1
     if shape.group_in < isa.f32_lanes or x[1] != 1 or not (squares or out[1] == 1):
         return None
+    if taps == 1 and at == Window() and x[2] == shape.w * x[3] and x[0] == shape.h * x[2]:
+        # One row of all pixels.
+        shape = replace(shape, n=1, h=1, w=shape.pixels)
     tile = dense_tile(isa, shape.group_in, shape.group_out)
+    block = min(FLAT_BLOCK, max(BLOCK, shape.pixels // 2)) if taps == 1 else BLOCK
     tiles, panels = -(-shape.group_out // tile.pixels), -(-shape.group_in // tile.columns)
     variant = GradientVariant(
         tile, taps, shape.group_in % tile.columns != 0, shape.group_out % tile.pixels != 0, squares
     )
     words = (
         tiles, panels, shape.group_out, shape.group_in, shape.n, shape.oh, shape.ow, shape.cout, x[0], x[2], x[3],
-        *at.stride, max(1, BLOCK // shape.ow), *out,
+        *at.stride, max(1, block // shape.ow), block, *out,
     )  # fmt: skip
     table = [
         number
@@ -165,10 +169,10 @@ class _Gradient:
         with fn.loop(0, w["images"]) as image:
             g_image = fn.mul(fn.mul(image.index, w["oh"]), w["ow"])
             x_image = fn.gep("float", item.x, fn.mul(image.index, w["x_n"]))
-            with fn.loop(0, w["oh"], w["row_block"]) as row, fn.loop(0, w["ow"], BLOCK) as column:
+            with fn.loop(0, w["oh"], w["row_block"]) as row, fn.loop(0, w["ow"], w["column_block"]) as column:
                 ends = (
                     self._least(fn.add(row.index, w["row_block"]), w["oh"]),
-                    self._least(fn.add(column.index, BLOCK), w["ow"]),
+                    self._least(fn.add(column.index, w["column_block"]), w["ow"]),
                 )
                 begun = fn.let(f"or i64 {fn.let(f'or i64 {image.index}, {row.index}')}, {column.index}")
                 is_first = fn.let(f"icmp eq i64 {begun}, 0")

@@ -28,7 +28,13 @@ from smelt.ops.sets import in_place_twin, where
 from smelt.runtime.plan import Dispatch, PyCall, Use
 
 # Operators that compute the same from any strides, and whose result's strides torch's meta kernels tell exactly.
-ANY_LAYOUT = where(Trait.ANY_LAYOUT) | {"aten.pad.default"}
+ANY_LAYOUT = where(Trait.ANY_LAYOUT) | {
+    "aten.pad.default",
+    "aten.max_pool2d_with_indices.default",
+    "aten.max_pool2d_with_indices_backward.default",
+    "aten.avg_pool2d_backward.default",
+    "aten._adaptive_avg_pool2d_backward.default",
+}
 
 
 def is_in_eager_layout(ctx: Context, node: Node) -> bool:
