@@ -67,7 +67,7 @@ def stages(nest: Nest) -> tuple[Stage, ...]:
         if len(joined) == 1:
             return (alone,)
         # One that refuses its data leaves all to torch, which raises as it would and needs all buffers.
-        return tuple(Stage(one, numbers) if may_refuse(one) else _only_used(one, numbers, ()) for one in joined)
+        return tuple(Stage(one, numbers) if may_refuse(one) else only_used(one, numbers, ()) for one in joined)
     chunk = _chunk_of_row(nest.inner[0]) if len(nest.inner) == 1 else _chunk(nest.inner)
     size = nest.inner[0]
     if is_symbolic(size) or is_symbolic(chunk):
@@ -116,7 +116,7 @@ def _staged(nest: Nest, parts: Sequence[_Chunked]) -> tuple[Stage, ...]:
     ]
     nests.append(Nest(buffers, nest.outer, (count,), tuple(_combined(nest, count, nbuffers))))
     numbers = (*range(nbuffers), *(-1 - k for k in range(len(reduces))))
-    return tuple(_only_used(tidy(n), numbers, partials) for n in nests)
+    return tuple(only_used(tidy(n), numbers, partials) for n in nests)
 
 
 def _can_be_split(nest: Nest) -> bool:
@@ -227,7 +227,7 @@ class _Chunked:
                         neutral = Const(_neutral(kind, term.dtype), term.dtype)
                         term = Op("select", (Ref("within", DType.BOOL), term, neutral), term.dtype)
                     yield Reduce(name, kind, term, dtype)
-                    strides = (*_row_major(self.nest.outer, self.count), 1)
+                    strides = (*row_major(self.nest.outer, self.count), 1)
                     index = Index(self.first, (*strides, *[0] * len(self.nest.inner)))
                     yield Store(first + k, index, Ref(name, dtype))
                     k += 1
@@ -251,7 +251,8 @@ def _neutral(kind: ReduceKind, dtype: DType) -> float | int | bool:
     return low if kind == "max" else high
 
 
-def _row_major(outer: Sequence[int], unit: int) -> tuple[int, ...]:
+def row_major(outer: Sequence[int], unit: int) -> tuple[int, ...]:
+    """Strides over these sizes, the last one `unit`."""
     strides = []
     for size in reversed(outer):
         strides.append(unit)
@@ -271,7 +272,7 @@ def _combined(nest: Nest, count: int, first: int) -> Iterator[Statement]:
     for statement in nest.body:
         match statement:
             case Reduce(name=name, kind=kind, dtype=dtype):
-                index = Index(0, (*_row_major(nest.outer, count), 1))
+                index = Index(0, (*row_major(nest.outer, count), 1))
                 yield Reduce(name, kind, Load(first + k, index, dtype), dtype)
                 k += 1
             case Let(name=name) if name in names:
@@ -280,7 +281,7 @@ def _combined(nest: Nest, count: int, first: int) -> Iterator[Statement]:
                 yield mapped_statement(statement, lambda e: None, at)
 
 
-def _only_used(nest: Nest, numbers: Sequence[int], partials: tuple[tuple[int, DType], ...]) -> Stage:
+def only_used(nest: Nest, numbers: Sequence[int], partials: tuple[tuple[int, DType], ...]) -> Stage:
     """A stage with just the buffers that its nest touches."""
     used = sorted(
         {e.buffer for s in nest.body for x in expressions(s) for e in walk(x) if isinstance(e, Load)} | set(nest.writes)

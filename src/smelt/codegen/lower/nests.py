@@ -18,6 +18,7 @@ from smelt.codegen.fusion.build import Built, build, eager_memory
 from smelt.codegen.fusion.chunks import Stage, are_pieces, may_refuse, stages
 from smelt.codegen.fusion.cost import cost
 from smelt.codegen.fusion.decisions import Decision
+from smelt.codegen.fusion.far_rows import far_stages
 from smelt.codegen.fusion.groups import Group, is_fusible
 from smelt.codegen.fusion.index import Unfusible
 from smelt.codegen.fusion.partition import Partition, partition
@@ -201,7 +202,7 @@ class Nests:
             built = build(group.roots, self.facts.inside(group.nodes), RULES, where, into, sources)
             if targets:
                 built = replace(built, nest=reads_first(built.nest))
-            parts = stages(built.nest)
+            parts = far_stages(built.nest) or stages(built.nest)
             if parts_in and len(parts) > 1:
                 raise Unfusible("what it writes to is read in a part of its own")
             refused = why_not(built, targets, len(parts) > 1) if targets else {}
