@@ -21,7 +21,7 @@ from smelt._torch.plain import is_plain
 from smelt._torch.storage import same_storage
 from smelt.autodiff import Joint, certain_values, extract, halves, joint_graph
 from smelt.codegen.lower import Lowered, lower
-from smelt.codegen.lower.result import Fresh
+from smelt.codegen.lower.result import EAGER, Fresh, Layouts
 from smelt.compiler.histories import requires_gradients
 from smelt.compiler.pipeline import optimized_graph
 from smelt.diag import Options, SmeltError, Span
@@ -38,11 +38,11 @@ Tensors = Sequence[Any]
 class Native:
     """A graph without state, compiled: takes and gives flat lists. Raises: SmeltError where it cannot be lowered."""
 
-    def __init__(self, graph: Graph, options: Options, code: bytes | None) -> None:
+    def __init__(self, graph: Graph, options: Options, code: bytes | None, layouts: Layouts = EAGER) -> None:
         self.graph = graph
         with no_autocast():
             self.optimized, self.passes = optimized_graph(graph, options, no_state)
-            self.lowered: Lowered = lower(self.optimized, no_state, options)
+            self.lowered: Lowered = lower(self.optimized, no_state, options, layouts=layouts)
         self.executable = Executable(self.lowered.plan, code)
 
     def __call__(self, inputs: Tensors) -> list[Any]:
@@ -80,7 +80,8 @@ class Trainable:
             self._check_results()
         found = halves(self._joint, options.memory_budget, recomputed)
         self.halves = found
-        self.forward = Native(found.forward, options, code)
+        saved = range(found.count, len(found.forward.outputs))
+        self.forward = Native(found.forward, options, code, Layouts(free=tuple(saved)))
         self._absent: dict[tuple[int, ...], list[bool]] = {}
         aliased = [i for i in self.differentiated if not self.forward.is_fresh(i)]
         if aliased:
@@ -88,7 +89,9 @@ class Trainable:
                 f"result {aliased[0]} of {graph.name} shares memory with what comes in", code="S0303",
                 why="its history would be a view's", fix="return a copy (clone)",
             )  # fmt: skip
-        self.backward = Native(found.backward, options, code)
+        shift = len(found.kept) - found.count
+        lies = {number + shift: strides for number, strides in self.forward.lowered.strides.items()}
+        self.backward = Native(found.backward, options, code, Layouts(given=lies))
         joint = self._joint
         given = joint.graph.inputs[joint.given : joint.given + len(self.differentiated)]
         self._types = [tensor_type(value) for value in given]

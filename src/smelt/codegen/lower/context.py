@@ -124,6 +124,9 @@ class Context:
         self.has_writes = self.writes_to_come > 0
         self._aliases: Aliases | None = None
         self._escaping = {self.root(s) for arg in graph.outputs for v in values_in(arg) for s in sources_of(v)}
+        # Outputs, by number, that only another plan reads: they may lie in any layout.
+        self.free: dict[int, Value] = {}
+        self._free: frozenset[Value] = frozenset()
         elements = Elements.of(graph)
         torn = elements.torn(self.statics.is_static)
         if torn is not None:
@@ -164,6 +167,19 @@ class Context:
     def escapes(self, value: Value) -> bool:
         """Whether the value, or a view of it, is an output, so that it must not lie in the arena."""
         return self.root(value) in self._escaping
+
+    def set_free(self, numbers: Iterable[int]) -> None:
+        """Let these outputs lie in any layout, where they are made here and nothing else of their memory goes out."""
+        given = [self.root(v) for arg in self.graph.outputs for v in values_in(arg)]
+        for number in numbers:
+            value = self.graph.outputs[number]
+            if isinstance(value, Value) and self.is_fresh(value) and given.count(value) == 1:
+                self.free[number] = value
+        self._free = frozenset(self.free.values())
+
+    def is_in_eager_layout(self, value: Value) -> bool:
+        """Whether a value has to lie as in eager: an output that is not free, or a part of one."""
+        return self.escapes(value) and self.root(value) not in self._free
 
     def place_to_write(self, value: Value, node: Node, result: Value) -> Place | None:
         """Where a tensor lies, if a node may write over it, or over a part of it, and let its result lie there.
@@ -250,8 +266,11 @@ class Context:
 
     # --- places
 
-    def add_input(self, value: Value) -> None:
-        """The next input of the plan. Raises: SmeltError (S0303) for what is neither a tensor nor a number."""
+    def add_input(self, value: Value, strides: tuple[int, ...] | None = None) -> None:
+        """The next input of the plan; strides: how it lies, if not as its type says.
+
+        Raises: SmeltError (S0303) for what is neither a tensor nor a number.
+        """
         type_ = value.type
         if is_number(type_):
             number = self.builder.input_number(kind_of(type_))
@@ -264,7 +283,8 @@ class Context:
                 fix="nothing needs to be done: the program runs eagerly",
                 code="S0303",
             )
-        storage = self.builder.input(Geometry.of(type_), dtype_to_torch(type_.dtype))
+        lies = Geometry.of(type_) if strides is None else Geometry(type_.sizes, strides)
+        storage = self.builder.input(lies, dtype_to_torch(type_.dtype))
         self._bind_origin(value, storage)
 
     def add_state(self, value: Value) -> None:

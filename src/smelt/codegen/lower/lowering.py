@@ -60,7 +60,7 @@ from smelt.codegen.lower.puts import lower_put
 from smelt.codegen.lower.python_nodes import lower_python
 from smelt.codegen.lower.regions import is_native, lower_for, lower_if, lower_while
 from smelt.codegen.lower.report import MemoryReport, Report
-from smelt.codegen.lower.result import Lookup, Lowered
+from smelt.codegen.lower.result import EAGER, Layouts, Lookup, Lowered
 from smelt.codegen.lower.scalars import lower_with_numbers
 from smelt.codegen.lower.sharing import is_idle_dropout, view_source
 from smelt.codegen.lower.sized_block import Compile, Run
@@ -156,12 +156,14 @@ class _Groups:
 
 
 def lower(
-    graph: Graph, state: Lookup, options: Options | None = None, *, build: bool = True, later: bool = False
-) -> Lowered:
+    graph: Graph, state: Lookup, options: Options | None = None, *, build: bool = True, later: bool = False,
+    layouts: Layouts = EAGER,
+) -> Lowered:  # fmt: skip
     """The plan of a graph, with what its caller must know.
 
     state: (kind, path) -> the live tensor of a parameter, buffer or captured value. build: make its kernels' code.
-    later: weights are still being packed: nothing may run before `Lowered.fills` are done.
+    later: weights are still being packed: nothing may run before `Lowered.fills` are done. layouts: of what goes from one
+    plan to another.
     Raises: SmeltError (S0303) naming the node and its source line, where the graph cannot be in a plan: another
         device than the CPU, sparse layouts, inputs of unknown sizes or that are neither tensors nor numbers.
     """
@@ -184,8 +186,9 @@ def lower(
     ctx = Context(graph, state, options or Options())
     ctx.compiler = compiler(ctx.options)
     ctx.told.update(choice.which for choice in chosen.values())
-    for value in graph.inputs:
-        ctx.add_input(value)
+    ctx.set_free(layouts.free)
+    for number, value in enumerate(graph.inputs):
+        ctx.add_input(value, layouts.given.get(number))
     stage("analyse")
     body = _Body(ctx)
     stage("fuse")
@@ -216,7 +219,8 @@ def lower(
     report = Report(
         nodes, choices, memory, tuple(stages), tuple(ctx.kernels), texts, tuple(ctx.decisions), tuple(ctx.nests)
     )  # fmt: skip
-    made = Lowered(plan, outputs, mutations(ctx), ctx.handles, ctx.statics.baked, report)
+    strides = {n: ctx.place(v).geometry.strides for n, v in ctx.free.items()}
+    made = Lowered(plan, outputs, mutations(ctx), ctx.handles, ctx.statics.baked, report, strides=strides)
     if not later:
         return made
     # What is saved goes with these very contents.

@@ -361,7 +361,7 @@ class Nests:
         chosen: dict[Value, tuple[int, ...]] = {}
         for root in group.roots:
             type_ = tensor_type(root)
-            chosen[root] = type_.steps if ctx.escapes(root) else lies.get(root, type_.steps)
+            chosen[root] = type_.steps if ctx.is_in_eager_layout(root) else lies.get(root, type_.steps)
             if root.node is not None and view_source(root.node) is not None and not ctx.escapes(root):
                 # A cut at a number of the run, computed as a copy: in the order of what it is cut from, without gaps.
                 chosen[root] = _without_gaps(type_.sizes, chosen[root])

@@ -109,6 +109,8 @@ def _own_slot(ctx: Context, place: Place, taken: list[int]) -> int:
 def _fresh_place(ctx: Context, value: Value, roots: dict[Value, Place]) -> Place:
     """A place that the caller may keep, with eager's strides, sharing memory with no other than eager does."""
     root = ctx.root(value)
+    if value in ctx.free.values():
+        return ctx.place(value)
     if root not in roots:
         roots[root] = _own_root(ctx, root)
     place = ctx.view_from_root(value, roots[root])

@@ -47,6 +47,21 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
+class Layouts:
+    """How tensors lie that go from one plan to another, which nobody else sees.
+
+    free: outputs, by number, that may lie in any dense layout. given: inputs, by number, that lie so.
+    """
+
+    free: tuple[int, ...] = ()
+    given: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+EAGER = Layouts()
+"""All as in eager."""
+
+
+@dataclass(frozen=True, slots=True)
 class Lowered:
     """An executable plan with what the caller must know about it.
 
@@ -55,6 +70,7 @@ class Lowered:
     outputs: one recipe for each output of the graph, in order.
     fills: what is left to do before the plan may run. how_made: for slots that the plan holds, how their tensors are
     made again; None where the plan is for these contents of the state alone. reported: the report, or what gets it.
+    strides: how outputs lie that may lie in any layout, by number.
     """
 
     plan: Plan
@@ -65,6 +81,7 @@ class Lowered:
     reported: Report | Callable[[], Report]
     fills: Fills = field(default_factory=Fills, compare=False)
     how_made: Mapping[int, Callable[[], Any]] | None = field(default=None, compare=False, repr=False)
+    strides: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def report(self) -> Report:
