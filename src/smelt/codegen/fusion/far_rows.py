@@ -137,4 +137,4 @@ def _is_far(nest: Nest) -> bool:
             return False
         if steps:
             far.add((load.buffer, load.index))
-    return prod(nest.inner) * _LINE_NBYTES * len(far) > data_cache_nbytes()[1] // 2
+    return prod(nest.inner) * _LINE_NBYTES * len(far) >= data_cache_nbytes()[1] // 4

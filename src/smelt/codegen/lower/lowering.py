@@ -162,8 +162,8 @@ def lower(
     """The plan of a graph, with what its caller must know.
 
     state: (kind, path) -> the live tensor of a parameter, buffer or captured value. build: make its kernels' code.
-    later: weights are still being packed: nothing may run before `Lowered.fills` are done. layouts: of what goes from one
-    plan to another.
+    later: weights are still being packed: nothing may run before `Lowered.fills` are done.
+    layouts: of what goes from one plan to another.
     Raises: SmeltError (S0303) naming the node and its source line, where the graph cannot be in a plan: another
         device than the CPU, sparse layouts, inputs of unknown sizes or that are neither tensors nor numbers.
     """
