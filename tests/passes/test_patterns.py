@@ -33,6 +33,7 @@ from smelt.passes.manager import compare as difference
 from smelt.passes.merge_linears import merge_linears
 from smelt.passes.order import order, reorder
 from smelt.passes.spell_linear import spell_linear
+from smelt.passes.vector_products import vector_products
 
 HERE = Path(__file__).parent
 PASSES: dict[str, Pass] = {
@@ -424,6 +425,31 @@ def test_products_become_linear_bit_for_bit(name: str, sizes: tuple[int, ...], d
         sizes = (4,)
     graph = check(PRODUCTS[name], (randn(*sizes, dtype=dtype),), spell_linear, tolerance=0.0)
     assert ops(graph)[LINEAR] == 1
+
+
+VECTORS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...], tuple[int, ...]]] = {
+    "mv": (torch.mv, (3, 5), (5,)),
+    "matmul with a vector behind": (torch.matmul, (3, 5), (5,)),
+    "batched": (torch.matmul, (2, 3, 5), (5,)),
+    "in front": (torch.matmul, (5,), (5, 3)),
+    "dot": (torch.dot, (7,), (7,)),
+    "two vectors": (torch.matmul, (7,), (7,)),
+    "turned": (lambda a, x: a.t() @ x, (5, 3), (5,)),
+}
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_products_with_vectors_become_sums(name: str) -> None:
+    fn, *sizes = VECTORS[name]
+    graph = check(fn, (randn(*sizes[0]), randn(*sizes[1], seed=1)), vector_products, tolerance=1e-6)
+    assert ops(graph)["aten.mul.Tensor"] == ops(graph)["aten.sum.dim_IntList"] == 1
+    assert not ops(graph).keys() & {"aten.mv.default", "aten.dot.default", "aten.matmul.default"}
+
+
+def test_other_products_with_vectors_stay() -> None:
+    a, x = randn(3, 5), randn(5, seed=1)
+    kept = [(a[:, :0], x[:0]), (a.bfloat16(), x.bfloat16()), ((a * 9).long(), (x * 9).long())]
+    assert all(ops(check(torch.mv, args, vector_products))["aten.mv.default"] == 1 for args in kept)
 
 
 @pytest.mark.parametrize("seed", range(4))

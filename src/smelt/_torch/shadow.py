@@ -140,6 +140,11 @@ def names_of_shadows() -> frozenset[str]:
     return frozenset(object.__getattribute__(made, "__dict__"))
 
 
+def sets_shadows(name: str) -> bool:
+    """Whether torch makes a shadow where it sets an attribute of this name."""
+    return not names_of_shadows().isdisjoint((name, f"_{name}"))
+
+
 def attributes(tensor: torch.Tensor) -> dict[str, Any]:
     """The attributes that a tensor was given by name, without what makes it a shadow."""
     held: dict[str, Any] = object.__getattribute__(tensor, "__dict__")

@@ -19,6 +19,7 @@ from smelt.ops.effects import declared_writes, effects
 from smelt.ops.record import Trait
 from smelt.ops.registry import schema_of
 from smelt.ops.sets import where
+from smelt.ops.torch_gradients import GRADIENT
 
 CUTS = where(Trait.NO_GRADIENT) | {
     f"aten.{name}"
@@ -98,7 +99,7 @@ class _Flow:
                 self._computes(node)
 
     def _computes(self, node: Node) -> None:
-        if node.op in CUTS:
+        if node.op in CUTS or (node.op == GRADIENT and not node.kwargs.get("create_graph")):
             return
         is_on = is_recorded(node, self.is_enabled)
         if is_on:

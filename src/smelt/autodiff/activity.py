@@ -28,6 +28,9 @@ from smelt.ir import (
 from smelt.ops.effects import alias_of, aliases, effects
 from smelt.rewrite import Rewriter
 
+_MOST_TRIPS = 16
+"""Iterations that are gone through one by one to know what hangs on how many there are."""
+
 
 def active_values(graph: Graph, sources: Iterable[Value]) -> set[Value]:
     """All values that depend on the sources differentiably, these among them."""
@@ -75,26 +78,47 @@ def _certain(region: Region, found: set[Value]) -> None:
             if is_differentiated(node) and any(v in found for v in node.operands()):
                 found.update(r for r in node.results if may_depend(r.type))
             continue
-        count = len(node.results)
         if node.op == "if":
             for arm in node.regions:
                 _certain(arm, found)
             yielded = [[_depends(arg, found) for arg in arm.yields] for arm in node.regions]
             found.update(r for r, *both in zip(node.results, *yielded, strict=True) if all(both) and may_depend(r.type))
             continue
-        # A loop may end before its first iteration.
-        carried = [_depends(arg, found) for arg in node.args[len(node.args) - count :]]
-        while True:
-            inside = set(found)
-            for one in node.regions:
-                params = one.params[len(one.params) - count :]
-                inside.update(p for p, is_one in zip(params, carried, strict=True) if is_one)
-                _certain(one, inside)
-            after = [a and _depends(arg, inside) for a, arg in zip(carried, node.regions[-1].yields, strict=True)]
-            if after == carried:
-                break
-            carried = after
+        carried = _certain_of_loop(node, found)
         found.update(r for r, is_one in zip(node.results, carried, strict=True) if is_one and may_depend(r.type))
+
+
+def _certain_of_loop(node: Node, found: set[Value]) -> list[bool]:
+    """Which results of a loop depend on the sources however often it turns; found grows by values of its body."""
+    count = len(node.results)
+    carried = [_depends(arg, found) for arg in node.args[len(node.args) - count :]]
+
+    def after() -> list[bool]:
+        inside = set(found)
+        for region in node.regions:
+            params = region.params[len(region.params) - count :]
+            inside.update(p for p, is_one in zip(params, carried, strict=True) if is_one)
+            _certain(region, inside)
+        return [_depends(arg, inside) for arg in node.regions[-1].yields]
+
+    for _ in range(min(known_trips(node), _MOST_TRIPS)):
+        now = after()
+        if now == carried:
+            return carried
+        carried = now
+    if 0 < known_trips(node) <= _MOST_TRIPS:
+        return carried
+    while True:  # it may end before any iteration
+        both = [a and b for a, b in zip(carried, after(), strict=True)]
+        if both == carried:
+            return carried
+        carried = both
+
+
+def known_trips(node: Node) -> int:
+    """Iterations of a `for` over numbers that are known; 0 where it is none, or may have none."""
+    bounds = [arg for arg in node.args[:3] if type(arg) is int]
+    return len(range(*bounds)) if node.op == "for" and len(bounds) == 3 and bounds[2] else 0
 
 
 def _depends(arg: Arg, found: set[Value]) -> bool:

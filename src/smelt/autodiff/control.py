@@ -75,7 +75,7 @@ def _branch(reverse: Reverse, node: Node) -> None:
                 inner.give(_mapped(arg, mapping), reverse.grads.get(result), reverse.present(result))
             inner.region(arm)
             told.append([inner.present(value) for value in outer] if flags else [])
-            reverse.rewriter.set_yields(arm, (*(_gradient(inner, value) for value in outer), *told[-1]))
+            reverse.rewriter.set_yields(arm, (*(_gradient(inner, value, value) for value in outer), *told[-1]))
         drop_unused(reverse.rewriter, arm, is_copy=True)
     for i, value in enumerate(outer):
         reverse.add(value, made.results[i], present=_one_of(told, i, made.results[len(outer) + i]) if flags else None)
@@ -183,7 +183,7 @@ def _in_reverse(
         befores = [mapping.get(params[i], params[i]) for i in carried]
         after = [inner.present(v) if isinstance(v, Value) else False for v in befores]
         after += [reverse.either(a, inner.present(v)) for a, v in zip(told[len(carried) :], outer, strict=True)]
-        found = [_gradient(inner, value) for value in befores]
+        found = [_gradient(inner, value, grad) for value, grad in zip(befores, grads, strict=False)]
         for value, total in zip(outer, grads[len(carried) :], strict=True):
             more = inner.gradient(value)
             found.append(total if more is None else b.call("aten.add.Tensor", total, more))
@@ -300,12 +300,13 @@ def _row_major(value: Value) -> TensorType:
     return TensorType(type_.dtype, type_.shape, None, type_.device)
 
 
-def _gradient(inner: Reverse, value: Arg) -> Value:
-    """A gradient in row-major order, zeros where there is none."""
+def _gradient(inner: Reverse, value: Arg, like: Value) -> Value:
+    """A gradient in row-major order, zeros where there is none. like: a value of its sizes that stands here; what no
+    iteration reads is not put aside."""
     assert isinstance(value, Value)
     found = inner.gradient(value) if may_depend(value.type) else None
     b = inner.emitter
-    return _as(b, b.call("aten.zeros_like.default", value) if found is None else found, _row_major(value))
+    return _as(b, b.call("aten.zeros_like.default", like) if found is None else found, _row_major(value))
 
 
 def _start(reverse: Reverse, result: Value) -> Value:

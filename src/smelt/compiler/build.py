@@ -112,6 +112,8 @@ def _unit(
     is_whole = fn.log is None or fn.log.is_replayable or acts_repeatably(fn.log)
     asks = bool(captured.conversions) or (fn.log is not None and (fn.log.warned or acts_repeatably(fn.log)))
     odd = fn.freedom.odd if fn.freedom else ()
+    if asks and captured.error is None:
+        captured = with_long_loops(captured, fn.log, to_run=True) or captured
     if captured.error is None and is_whole and not fn.next_path:
         fn.learnt.follows = False
         fn.learnt.most_s = fn.staging_s

@@ -42,6 +42,7 @@ from smelt.passes.pool import pool
 from smelt.passes.sized import Sizes
 from smelt.passes.spell_linear import spell_linear
 from smelt.passes.unroll import unroll
+from smelt.passes.vector_products import vector_products
 
 FUNCTIONAL: tuple[Pass, ...] = (
     inline,
@@ -72,6 +73,7 @@ OPTIMIZED: tuple[Pass, ...] = (
     # Before merging, so that the whole tensors' products are merged where pieces' were.
     hoist_products,
     merge_linears,
+    vector_products,
     # All products are spelled and merged; what it leaves between them is cleaned up below.
     lower_precision,
     # The rewrites above leave views of views and copies behind.
@@ -92,7 +94,7 @@ _OPTIONAL = frozenset((attention_fast.name,))
 # Runs only with options={"dtype": "bf16"}.
 _NARROWING = frozenset((lower_precision.name,))
 # Does not run with options={"numerics": "eager-library"}.
-_RESPELLING = frozenset((expand_layers.name, hoist_products.name))
+_RESPELLING = frozenset((expand_layers.name, hoist_products.name, vector_products.name))
 
 
 def pass_names() -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import torch
 
 from smelt._torch.dispatch import unseen
 from smelt._torch.leaves import has_hooks
+from smelt._torch.shadow import is_shadow
 from smelt.capture.gradients import BACKWARD, GRAD, INFO, bound, listed
 from smelt.capture.recorder import Family, slot_type
 from smelt.capture.spans import Spans
@@ -55,7 +56,7 @@ class Gradients:
         put = {id(place.space) for place in self._native.outer}
         for number, (tensor, value) in self._held.items():
             with unseen():
-                if number not in put and tensor.grad is not value:
+                if number not in put and not is_shadow(tensor) and tensor.grad is not value:
                     session.cannot("the program leaves gradients in `.grad`", "the graph changes elements, and no more")
 
     # --- backward and grad
@@ -65,11 +66,13 @@ class Gradients:
         named = bound(BACKWARD, args, kwargs)
         roots, create = listed(named["tensors"]), bool(named["create_graph"])
         node = self._recorded(session, roots)
-        leaves = [self._tensor(session, value) for value in _wrt(node)]
+        every = [self._tensor(session, value) for value in _wrt(node)]
+        leaves = [leaf for leaf in every if leaf is not None]
+        kinds = [value for leaf, value in zip(every, _gradients(node), strict=True) if leaf is not None]
         given = None if named["inputs"] is None else listed(named["inputs"])
         if given is not None and [id(t) for t in given] != [id(t) for t in leaves]:
             session.cannot("gradients are computed of other tensors than in the recorded run")
-        made = self._note(session, node, roots, named["grad_tensors"], leaves, create)
+        made = self._note(session, kinds, roots, named["grad_tensors"], leaves, create)
         with torch.set_grad_enabled(create):
             for leaf, new in zip(leaves, made, strict=True):
                 before = leaf.grad
@@ -87,7 +90,8 @@ class Gradients:
         node = self._recorded(session, roots)
         if len(_wrt(node)) != len(inputs):
             session.cannot("torch.autograd.grad gives no gradient of some tensor", _WHY)
-        return tuple(self._note(session, node, roots, named["grad_outputs"], inputs, bool(named["create_graph"])))
+        made = self._note(session, _gradients(node), roots, named["grad_outputs"], inputs, bool(named["create_graph"]))
+        return tuple(made)
 
     def _recorded(self, session: Any, roots: Sequence[torch.Tensor]) -> Node:
         """The node that the recorded run has for this line. Raises: CannotStage where there is none, or several."""
@@ -103,25 +107,41 @@ class Gradients:
             session.cannot("gradients are computed in the program", _WHY)
         return found[0]
 
-    def _tensor(self, session: Any, value: Value) -> torch.Tensor:
-        """The user's tensor that a leaf of the recorded run is."""
+    def _tensor(self, session: Any, value: Value) -> torch.Tensor | None:
+        """The tensor that a leaf of the recorded run is here; None for one that is gone."""
         value, native = _leaf(value), self._native
         node = value.node
+        found: torch.Tensor | None
         if node is not None and node.op in STATE_OPS:
-            found: torch.Tensor = native.state.lookup(node.op, str(node.args[0]))
+            found = native.state.lookup(node.op, str(node.args[0]))
         elif node is None:
-            slot = session.recorder.inputs[native.graph.inputs.index(value)]
-            found = slot.ref()
+            found = session.recorder.inputs[native.graph.inputs.index(value)].ref()
         else:
-            session.cannot("a gradient is computed of a tensor that the program made", _WHY)
-        if has_hooks(found):
+            found = self._made(session, node)
+        if found is not None and has_hooks(found):
             session.cannot("a hook runs while gradients are computed")
         return found
 
+    def _made(self, session: Any, node: Node) -> torch.Tensor | None:
+        """The tensor that the program has made where the recorded run has a node."""
+        found = [
+            one[3] for one in session.recorder.records
+            if isinstance(one, tuple) and one[0].name == node.op and one[4] is not None
+            and self._spans.of(one[4]) == node.span
+        ]  # fmt: skip
+        if len(found) != 1 or len(found[0]) != 1 or self._twins(node) > 1:
+            session.cannot("a gradient is computed of a tensor that the program made", _WHY)
+        made: torch.Tensor | None = found[0][0].ref()
+        return made
+
+    def _twins(self, node: Node) -> int:
+        return sum(one.op == node.op and one.span == node.span for one in self._native.graph.walk())
+
     def _note(
-        self, session: Any, node: Node, roots: Sequence[torch.Tensor], grads: Any, wrt: Sequence[torch.Tensor],
-        create: bool,
+        self, session: Any, kinds: Sequence[Value], roots: Sequence[torch.Tensor], grads: Any,
+        wrt: Sequence[torch.Tensor], create: bool,
     ) -> list[torch.Tensor]:  # fmt: skip
+        """Record the gradients, which are of the types of these values of the recorded run."""
         recorder = session.recorder
         first = [None] * len(roots) if grads is None else listed(grads)
         operands: list[Any] = []
@@ -129,7 +149,7 @@ class Gradients:
         if any(map(recorder.is_varied, operands)) or any(not slot_type(s).is_static for s in operands):
             session.cannot("gradients are computed of tensors whose sizes depend on data, or are free")
         made = []
-        for value in _gradients(node):
+        for value in kinds:
             type_ = value.type
             assert isinstance(type_, TensorType)
             made.append(recorder.shadows.fresh(dtype_to_torch(type_.dtype), type_.sizes, type_.steps, "cpu", create))

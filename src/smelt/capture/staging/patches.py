@@ -17,6 +17,7 @@ import torch
 
 from smelt._torch.dispatch import is_live, unseen
 from smelt._torch.record_patches import Getter, Patches
+from smelt._torch.shadow import sets_shadows
 from smelt.capture.dynamic.values import is_sized, own
 from smelt.capture.recorder import StateSlot, slot_type
 from smelt.capture.staging import current
@@ -514,7 +515,7 @@ def _stays_as_it_is(self: Any, name: str, value: Any = _NEW) -> None:
     Raises: CannotStage for these, unless nothing changes.
     """
     session = _session()
-    if session is None or not isinstance(self, torch.Tensor):
+    if session is None or not isinstance(self, torch.Tensor) or sets_shadows(name):  # torch makes one
         return
     if name in ("grad", "requires_grad") and value is not _NEW and getattr(self, name) is value:
         return

@@ -168,6 +168,11 @@ class _Run:
         self.snapshot: Snapshot
         self.learnt = Learnt()
 
+    @property
+    def _is_for_loops(self) -> bool:
+        """Whether loops are all that staging is for: without one, the recorded graph is as good."""
+        return bool(self.native.rangers) and not self.native.conversions
+
     def failed(self, error: SmeltError) -> Captured:
         """The capture that has no graph."""
         return Captured(
@@ -212,7 +217,7 @@ class _Run:
                     before.peeled, before.converted = peeled, frozenset(converted)
                 return found
             except Again as known:
-                if self.native.rangers and known.whole is not None and not _may_have_loops(whole, known.whole):
+                if self._is_for_loops and known.whole is not None and not _may_have_loops(whole, known.whole):
                     return self.failed(_error("a long loop stays unrolled, as recorded", "its iterations differ", None))
                 if known.trial:
                     before.trials |= {known.trial}
@@ -230,7 +235,7 @@ class _Run:
                 else:
                     peeled[known.peel] = peeled.get(known.peel, 0) + 1
             except CannotStage as stop:
-                if self.native.rangers:
+                if self._is_for_loops:
                     return self.failed(_error(stop.what, stop.why, stop.site))
                 if session.has_texts:
                     # Python itself may have to know a text, as the name of something.

@@ -76,8 +76,8 @@ class Facts:
     """What fusion knows of a graph's values.
 
     order: each node's place. through: for a view, the value it is a view of, where a nest can follow. segment: how many
-    writes, to parts of tensors too, stand before a node. kept: for nodes with effects, and those that may raise, which
-    earlier ones they stay behind. raising: those that elements of tensors may make raise.
+    writes, to parts of tensors too, stand before a node. kept: for nodes with effects, those that may raise, and those
+    that write parts, which earlier ones they stay behind. raising: those that elements of tensors may make raise.
     """
 
     graph: Graph
@@ -120,9 +120,16 @@ class Facts:
         last: Node | None = None  # with an effect
         acting: Node | None = None  # outside
         raising: list[Node] = []  # since then
+        computing: list[Node] = []  # in the segment so far, views left out
         for node in self.order:
             found = effects(node)
             earlier = [] if last is None or found.is_pure else [last]
+            if writes_parts(node):
+                earlier += computing
+            if node.op == "write" or writes_parts(node):
+                computing = []
+            elif any(result not in self.through for result in node.results):
+                computing.append(node)
             if found.may_throw and acting is not None:
                 earlier.append(acting)
             if found.io:

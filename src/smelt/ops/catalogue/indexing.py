@@ -15,6 +15,18 @@ _INDEX = torch.tensor([2, 0, 2])
 _GRID = torch.tensor([[0, 1, 2, 0], [2, 0, 1, 1]])
 
 
+def _lower_diag_embed(b: Emitter, call: Call) -> Arg | None:
+    x, offset = tensor_type(call["self"]), call["offset"]
+    if not isinstance(offset, int):
+        return None
+    first, second = (call[name] % (len(x.sizes) + 1) for name in ("dim1", "dim2"))
+    side, sizes = x.sizes[-1] + abs(offset), list(x.sizes[:-1])
+    for dim in sorted((first, second)):
+        sizes.insert(dim, side)
+    zeros = b.call("aten.new_zeros.default", call["self"], tuple(sizes))
+    return b.call("aten.diagonal_scatter.default", zeros, call["self"], offset, first, second)
+
+
 def _lower_stack(b: Emitter, call: Call) -> Arg:
     rank = (tensor_type(call["tensors"][0]).rank or 0) + 1
     dim = call["dim"] % rank
@@ -230,6 +242,13 @@ INDEXING: tuple[OpRecord, ...] = (
         "torch.diagonal_scatter",
         fixed(lambda: [sample(floats(3, 4), floats(3))]),
         traits=Trait.FILLS,
+    ),
+    OpRecord(
+        "aten.diag_embed.default",
+        "torch.diag_embed",
+        fixed(lambda: [sample(floats(4)), sample(floats(2, 3), 1), sample(floats(2, 3), -2, 0, 1)]),
+        lower=_lower_diag_embed,
+        exact=True,
     ),
     OpRecord(
         "aten.as_strided_scatter.default",

@@ -285,6 +285,9 @@ GRADIENTS: Mapping[str, Gradient] = {
     "aten.slice_scatter.default": _of_part(
         "aten.slice_scatter.default", "aten.slice.Tensor", "dim", "start", "end", "step"
     ),
+    "aten.diag_embed.default": of_ranks(
+        self=lambda b, call, grad: b.call("aten.diagonal.default", grad, call["offset"], call["dim1"], call["dim2"])
+    ),
     "aten.diagonal_scatter.default": _of_part(
         "aten.diagonal_scatter.default", "aten.diagonal.default", "offset", "dim1", "dim2"
     ),
