@@ -6,7 +6,7 @@ What is checked are graphs of ours: a gradient's graph, and the gradient's graph
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -141,9 +141,9 @@ class _Call:
         return None if text and _error(check, self.of_torch, self.leaves) else text
 
 
-def _samples(name: str) -> Iterable[Sample]:
+def _samples(name: str) -> list[Sample]:
     record = record_of(name)
-    return record.samples() if record is not None else CALLS[name]
+    return [*(record.samples() if record is not None else ()), *CALLS.get(name, ())]
 
 
 def _calls(name: str) -> Iterator[_Call]:

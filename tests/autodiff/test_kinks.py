@@ -51,6 +51,10 @@ def _pointwise() -> Iterator[tuple[str, Sample]]:
         yield "div.Tensor_mode", sample(floats(3, 4), floats(4, seed=1), rounding_mode=mode)
     for name in ("rsub.Tensor", "sub.Tensor", "add.Tensor"):
         yield name, sample(floats(3, 1), floats(4, seed=1), alpha=2.5)
+    yield "mul.Tensor", sample(floats(2, 3, 4), floats(3, 1, seed=1))  # one dimension more, and one of 1
+    for order in (1, 1.5, 2, 3, inf, -inf, 0.5):
+        yield "linalg_vector_norm.default", sample(torch.zeros(3), order)
+        yield "linalg_vector_norm.default", sample(torch.tensor([[0.0, 0.0], [0.0, 2.0]]), order, [1])
     yield "rsub.Scalar", sample(floats(3), 2, 0.5)
     yield "addcdiv.default", sample(floats(2, 3), floats(3, seed=1), floats(2, 1, seed=2), value=-2)
     yield "where.self", sample(torch.tensor([True, False]), torch.tensor([1.0, nan]), torch.tensor(inf))
