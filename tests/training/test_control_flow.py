@@ -90,6 +90,15 @@ def test_gradients_of_paths_that_were_not_taken(program: object) -> None:
     assert is_compiled(compiled) and compiled.stats().builds == 1, compiled.stats()
 
 
+def test_gradients_of_results_whose_size_depends_on_the_path() -> None:
+    def program(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        y = x * w
+        return y * v if x.sum() > 0 else y[:2] * 1
+
+    compiled = same_as_eager(program, PATHS, ends=lambda result: result.sum())
+    assert "follows from data" in next(iter(compiled.stats().fallbacks))
+
+
 def test_gradients_of_paths_and_of_some_results() -> None:
     def program(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         a = x * w

@@ -17,7 +17,8 @@ def fitted(b: Emitter, grad: Value, operand: TensorType) -> Value:
     grad = _summed(b, grad, operand)
     if operand.is_static and not tensor_type(grad).is_static:
         grad = b.call("aten.view.default", grad, operand.sizes)
-    assert isinstance(grad.type, TensorType)
+    if not isinstance(grad.type, TensorType):
+        raise SmeltError(f"whether a gradient {found} has the size of {operand} follows from data", code="S0303")
     return grad if grad.type.dtype is operand.dtype else b.call("aten._to_copy.default", grad, dtype=operand.dtype)
 
 
