@@ -94,7 +94,10 @@ class Trainable:
         self.backward = Native(found.backward, options, code, Layouts(given=lies))
         joint = self._joint
         given = joint.graph.inputs[joint.given : joint.given + len(self.differentiated)]
-        self._types = [tensor_type(value) for value in given]
+        types = [tensor_type(value) for value in given]
+        self._layouts = [(type_.sizes, type_.steps, dtype_to_torch(type_.dtype)) for type_ in types]
+        kept = set(found.kept)
+        self.others = tuple(i for i in range(len(graph.inputs)) if i not in kept)
         self._again: dict[tuple[bool, ...], Trainable | None] = {}
 
     @property
@@ -115,7 +118,7 @@ class Trainable:
         """The graph's outputs, with a history where gradients are on."""
         outputs: list[Any] = [None] * self.halves.count
         if not self.differentiated:
-            self.run_forward(inputs, outputs)
+            self.run_forward(inputs, outputs, inputs)
             return outputs
         found = _Node.apply(self, outputs, *inputs)
         for number, tensor in zip(self.differentiated, found, strict=True):
@@ -124,9 +127,11 @@ class Trainable:
 
     # --- what the node does
 
-    def run_forward(self, inputs: Tensors, outputs: list[Any]) -> tuple[tuple[Any, ...], list[Any]]:
-        """The results that have gradients, and what the backward half takes; the others go into `outputs`."""
-        given = [x.detach() if requires_gradients(x) else x for x in inputs]
+    def run_forward(self, inputs: Tensors, outputs: list[Any], given: Tensors) -> tuple[tuple[Any, ...], list[Any]]:
+        """The results that have gradients, and what the backward half takes; the others go into `outputs`.
+
+        given: the inputs without their histories.
+        """
         found = self.forward(given)
         count = self.halves.count
         outputs[:] = found[:count]
@@ -200,11 +205,11 @@ class Trainable:
     def _laid_out(self, grads: Tensors) -> list[Any]:
         """Gradients of results as the plan takes them: row-major ones, mostly; zeros where a result has none."""
         found = []
-        for grad, type_ in zip(grads, self._types, strict=True):
+        for grad, (sizes, steps, dtype) in zip(grads, self._layouts, strict=True):
             if grad is None:
-                grad = torch.zeros(type_.sizes, dtype=dtype_to_torch(type_.dtype))
-            elif grad.stride() != type_.steps and grad.numel() and is_plain(grad):
-                made = torch.empty_strided(type_.sizes, type_.steps, dtype=grad.dtype)
+                grad = torch.zeros(sizes, dtype=dtype)
+            elif grad.stride() != steps and grad.numel() and is_plain(grad):
+                made = torch.empty_strided(sizes, steps, dtype=grad.dtype)
                 grad = made.copy_(grad)  # of one with a history the copy has it, too
             found.append(grad)
         return found
@@ -220,15 +225,18 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, program: Trainable, outputs: list[Any], *inputs: Any) -> Any:
-        results, saved = program.run_forward(inputs, outputs)
+        given = [x.detach() if requires_gradients(x) else x for x in inputs]
+        results, saved = program.run_forward(inputs, outputs, given)
         ctx.program = program
         ctx.set_materialize_grads(False)
-        kept = set(program.halves.kept)
         # For gradients of gradients alone: no reason to complain where they are written to meanwhile.
-        ctx.others = [(i, x, x._version) for i, x in enumerate(inputs) if i not in kept and isinstance(x, torch.Tensor)]
+        others = [(i, inputs[i]) for i in program.others]
+        ctx.others = [(i, x, x._version) for i, x in others if isinstance(x, torch.Tensor)]
         # Autograd keeps a leaf as it is. Where `leaf.data` is set meanwhile, the gradient is that of the old numbers.
-        ctx.leaves = {i: x.detach() for i, x in enumerate(inputs) if requires_gradients(x) and is_leaf(x)}
-        ctx.save_for_backward(*(x for x in saved if isinstance(x, torch.Tensor)))
+        ctx.leaves = {
+            i: bare for i, (x, bare) in enumerate(zip(inputs, given, strict=True)) if bare is not x and is_leaf(x)
+        }
+        ctx.save_for_backward(*[x for x in saved if isinstance(x, torch.Tensor)])
         ctx.numbers = [None if isinstance(x, torch.Tensor) else (x,) for x in saved]
         return results
 

@@ -16,8 +16,11 @@ from smelt._torch.autocast import no_autocast
 from smelt.analysis.gradients import gradient_flow
 from smelt.autodiff import base_of, detach_islands, extract, hidden_write, is_view_of, overwritten, state_as_inputs
 from smelt.capture import Captured
+from smelt.capture.signature import Signature
+from smelt.capture.tree import TensorLeaf
 from smelt.codegen.lower.symbolic import specialize
 from smelt.compiler.compiled_types import ANOMALIES, LeftAlone, NeedsGradients
+from smelt.compiler.entry_code import Extract, extractor
 from smelt.compiler.histories import requires_gradients
 from smelt.compiler.paths import is_path
 from smelt.compiler.sized_unit import SizedUnit, Sizes
@@ -95,6 +98,8 @@ class TrainingUnit(Unit):
     requires: tuple[bool, ...] = ()
     views: Views | None = field(default=None, repr=False)
     trainable: Trainable | None = field(default=None, repr=False)
+    _extract: Extract | None = field(default=None, repr=False)
+    _state: tuple[torch.Tensor, ...] = field(default=(), repr=False)
 
     @property
     def has_gradients(self) -> bool:
@@ -165,7 +170,10 @@ class TrainingUnit(Unit):
         return graph
 
     def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        return [*self.signature.flatten(args, kwargs), *(self.lookup(*place) for place in self.state_places)]
+        if self._extract is None:
+            self._extract = extractor(self.signature, args, kwargs)
+            self._state = tuple(self.lookup(*place) for place in self.state_places)
+        return [*self._extract(args, kwargs), *self._state]
 
     def prepare(self) -> None:
         """Nothing is left to do."""
@@ -187,6 +195,9 @@ class TrainingUnit(Unit):
             self.views.put(inputs, outputs)
         for number, source in self.captured.returned.items():
             outputs[number] = inputs[source] if isinstance(source, int) else self.lookup(*source)
+        match self.signature:
+            case Signature(result=TensorLeaf(index=index), puts=None):
+                return outputs[index]
         return self.signature.rebuild(outputs, args, kwargs)
 
 
