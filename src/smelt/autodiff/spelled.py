@@ -10,19 +10,17 @@ operand: each element of its result is computed again from that and two numbers 
 from __future__ import annotations
 
 from smelt.ir import Graph, TensorType
-from smelt.ops.catalogue.by_channel import normalised_by_channel
+from smelt.ops.catalogue.by_channel import BATCH_NORM, normalised_by_channel
 from smelt.ops.lowering import GraphEmitter
 from smelt.ops.registry import arguments_of, schema_of
 from smelt.rewrite import Rewriter
-
-_NORM = "aten._native_batch_norm_legit_functional.default"
 
 
 def spell_norms(rewriter: Rewriter, graph: Graph) -> None:
     """Write the results of all batch norms in training by their moments, where no dtype is in the way."""
     builder = rewriter.builder
     emitter = GraphEmitter(builder, rewriter.adopt)
-    for node in [n for n in graph.walk() if n.op == _NORM and not n.mode]:
+    for node in [n for n in graph.walk() if n.op == BATCH_NORM and not n.mode]:
         schema = schema_of(node.op)
         assert schema is not None
         call = arguments_of(schema, node.args, node.kwargs)

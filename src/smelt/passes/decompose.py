@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from smelt.ir import NONE, Arg, Graph, Node, TensorType, TupleType, Value
 from smelt.ops.catalogue import record_of
-from smelt.ops.lowering import lower
+from smelt.ops.lowering import lower, write
+from smelt.ops.record import Lowering
 from smelt.passes.base import Pass, PassContext, emitter
 from smelt.rewrite import Rewriter
 
@@ -24,13 +25,13 @@ def _run(graph: Graph, context: PassContext) -> bool:
     return rewriter.edits > 0
 
 
-def lower_node(rewriter: Rewriter, node: Node, *, exact: bool = True) -> list[Node]:
+def lower_node(rewriter: Rewriter, node: Node, *, exact: bool = True, given: Lowering | None = None) -> list[Node]:
     """Put the catalogue's lowering in a node's place; its nodes, none where it does not fit.
 
-    exact: only a lowering that computes bit for bit what the node computes.
+    exact: only a lowering that computes bit for bit what the node computes. given: a lowering in the record's place.
     """
     record = record_of(node.op)
-    if record is None or record.lower is None or (exact and not record.exact):
+    if given is None and (record is None or record.lower is None or (exact and not record.exact)):
         return []
     if node.parent is None or "autocast" in node.mode:
         # Under autocast an operator's result type depends on its name.
@@ -39,7 +40,8 @@ def lower_node(rewriter: Rewriter, node: Node, *, exact: bool = True) -> list[No
         return []
     before, edits = node.prev, rewriter.edits
     with rewriter.builder.at(node):
-        parts = lower(node, emitter(rewriter), exact=exact)
+        emit = emitter(rewriter)
+        parts = lower(node, emit, exact=exact) if given is None else write(node, emit, given)
     added = _added(node, before)
     if parts is None or not _fits(node, parts):
         for one in reversed(added):

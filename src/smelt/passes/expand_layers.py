@@ -8,17 +8,18 @@ Left out where eager's own libraries are asked for.
 from __future__ import annotations
 
 from smelt.ir import Graph
+from smelt.ops.catalogue.by_channel import BATCH_NORM, lower_batch_norm
 from smelt.ops.catalogue.layers import LAYERS
 from smelt.passes.base import Pass, PassContext
 from smelt.passes.decompose import lower_node
 
-_OPS = frozenset((*(record.name for record in LAYERS), "aten._native_batch_norm_legit_functional.default"))
+_OPS = frozenset((*(record.name for record in LAYERS), BATCH_NORM))
 
 
 def _run(graph: Graph, context: PassContext) -> bool:
     rewriter = context.rewriter(graph)
     for node in [n for n in graph.walk() if n.op in _OPS]:
-        lower_node(rewriter, node, exact=False)
+        lower_node(rewriter, node, exact=False, given=lower_batch_norm if node.op == BATCH_NORM else None)
     return rewriter.edits > 0
 
 

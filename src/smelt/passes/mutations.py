@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from smelt.diag import InternalError
 from smelt.ir import Arg, DType, Node, TensorType, TupleType, Type, Value, contiguous_strides, values_in
 from smelt.ir.sizes import is_less, value
+from smelt.ops.catalogue.by_channel import BATCH_NORM
 from smelt.ops.effects import effects
 from smelt.ops.registry import (
     Schema,
@@ -217,12 +218,9 @@ def _arrange(schema: Schema, call: dict[str, Arg]) -> tuple[tuple[Arg, ...], dic
     return tuple(args), kwargs
 
 
-_LEGIT = "aten._native_batch_norm_legit_functional.default"
-
-
 def _batch_norm(node: Node) -> Mutation | None:
     """Training mode: the running statistics come out as further results."""
-    if len(node.args) < 8 or overload(_LEGIT) is None:
+    if len(node.args) < 8 or overload(BATCH_NORM) is None:
         return None
     x, weight, bias, mean, var, training, momentum, eps = node.args[:8]
     if training is not True or not isinstance(mean, Value) or not isinstance(var, Value) or mean is var:
@@ -231,7 +229,7 @@ def _batch_norm(node: Node) -> Mutation | None:
     if not isinstance(kind, TensorType) or not kind.is_static or kind.numel == 0:
         # Eager has an own way for no elements at all.
         return None
-    return Mutation(_LEGIT, (x, weight, bias, mean, var, True, momentum, eps), {}, ((mean, 3), (var, 4)), (0,))
+    return Mutation(BATCH_NORM, (x, weight, bias, mean, var, True, momentum, eps), {}, ((mean, 3), (var, 4)), (0,))
 
 
 def _surely_apart(type_: TensorType) -> bool:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import torch
 
-from smelt.ir import Arg, DType, Value
-from smelt.ops.catalogue.by_channel import channels_of, normalised_by_channel
+from smelt.ir import Arg
 from smelt.ops.record import Call, Emitter, OpRecord, Sample, Trait, library, sample, tensor_type
 from smelt.ops.samples import fixed, floats, ints, positives, strided
 
@@ -67,31 +65,6 @@ def _lower_batch_norm(b: Emitter, call: Call) -> Arg | None:
     )
 
 
-def _lower_batch_statistics(b: Emitter, call: Call) -> tuple[Arg, ...] | None:
-    """By the moments of the batch: what it gives, mean, 1 / deviation, and what is to be kept of both from now on."""
-    x, mean, var = call["input"], call["running_mean"], call["running_var"]
-    kind, others = tensor_type(x), (mean, var, call["weight"], call["bias"])
-    if call["training"] is not True or not kind.is_static or kind.dtype not in (DType.F32, DType.F64):
-        return None
-    if any(o is not None and tensor_type(o).dtype is not kind.dtype for o in others):
-        return None
-    dims = (0, *range(2, len(kind.sizes)))
-    count = math.prod(kind.sizes[d] for d in dims)
-    if count < 2 or not kind.numel:
-        return None
-    centre = b.call("aten.mean.dim", x, dims)
-    centred = b.call("aten.sub.Tensor", x, channels_of(b, centre, x))
-    variance = b.call("aten.mean.dim", b.call("aten.mul.Tensor", centred, centred), dims)
-    scale = b.call("aten.rsqrt.default", b.call("aten.add.Tensor", variance, call["eps"]))
-
-    def moved(old: Arg, new: Value, by: float) -> Arg:
-        part = b.call("aten.mul.Tensor", new, call["momentum"] * by)
-        return b.call("aten.add.Tensor", b.call("aten.mul.Tensor", old, 1 - call["momentum"]), part)
-
-    kept = moved(mean, centre, 1), moved(var, variance, count / (count - 1))
-    return normalised_by_channel(b, call, centre, scale), centre, scale, *kept
-
-
 def _affine(b: Emitter, y: Arg, weight: Arg, bias: Arg) -> Arg:
     if weight is not None:
         y = b.call("aten.mul.Tensor", y, weight)
@@ -126,12 +99,6 @@ def _batch_norms() -> Iterator[Sample]:
     yield sample(floats(5, 3), None, None, floats(3, seed=3), positives(3), False, 0.1, 1e-5, True)
 
 
-def _batch_statistics() -> Iterator[Sample]:
-    for x in (floats(2, 3, 4, 4), floats(5, 3), floats(2, 3, 4, 4).to(memory_format=torch.channels_last)):
-        yield sample(x, floats(3, seed=1), floats(3, seed=2), floats(3, seed=3), positives(3), True, 0.1, 1e-5)
-    yield sample(floats(5, 3), None, None, floats(3, seed=3), positives(3), True, 0.1, 1e-5)
-
-
 _IMAGES = (floats(2, 3, 8, 8), floats(2, 3, 8, 8).to(memory_format=torch.channels_last))
 _OFF = fixed(lambda: [sample(floats(3, 4), 0.5, False), sample(strided(3, 4), 0.0, True)])
 
@@ -160,13 +127,6 @@ NN: tuple[OpRecord, ...] = (
         writes=_running_stats,
         source="arXiv:1502.03167",
         traits=Trait.ANY_LAYOUT | Trait.IGNORES_AUTOCAST | Trait.KEPT_IN_F32 | Trait.READS_ALL | Trait.SHRINKS,
-    ),
-    OpRecord(
-        "aten._native_batch_norm_legit_functional.default",
-        "torch.ops.aten._native_batch_norm_legit_functional",
-        _batch_statistics,
-        lower=_lower_batch_statistics,
-        source="arXiv:1502.03167",
     ),
     OpRecord(
         "aten.instance_norm.default",

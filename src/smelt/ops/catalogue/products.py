@@ -332,7 +332,7 @@ PRODUCTS: tuple[OpRecord, ...] = (
         "aten.conv_transpose2d.input",
         "torch.conv_transpose2d",
         fixed(lambda: [sample(floats(2, 3, 4, 4), floats(3, 2, 2, 2), floats(2), [2, 2])]),
-        why_not=library("own convolutions go forward only"),
+        why_not=library("own kernels have no transposed convolutions"),
     ),
     OpRecord(
         "aten._grouped_mm.default",
