@@ -17,10 +17,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from smelt.analysis import taken_by_regions
+from smelt.analysis.cost import cost
 from smelt.autodiff.activity import may_depend
 from smelt.diag import SmeltError
 from smelt.ir import BOOL, INT, STATE_OPS, Arg, ListType, Node, Region, TensorType, Type, Value
 from smelt.ir.nodes import clone_node
+from smelt.ops.catalogue import record_of
 from smelt.ops.effects import effects
 from smelt.ops.lowering import GraphEmitter
 from smelt.rewrite import Rewriter, add_carried, add_result, first_carried
@@ -176,7 +178,8 @@ def _in_reverse(
     told: list[Arg] = [b.builder.add_param(back, "", type_) for type_ in flags] or [True for _ in types]
     with b.builder.inside(back):
         j = _minus(b, _minus(b, count, 1), at)
-        inner, mapping = _again(reverse, body, {**saved.load(j), **own(j)})
+        loaded = saved.load(j)
+        inner, mapping = _again(reverse, body, {**loaded, **own(j)})
         for i, grad, present in zip(carried, grads, told, strict=False):
             inner.give(_mapped(body.yields[i], mapping), grad, present)
         inner.region(back)
@@ -189,6 +192,10 @@ def _in_reverse(
             found.append(total if more is None else b.call("aten.add.Tensor", total, more))
         yields = tuple(_as(b, value, type_) for value, type_ in zip(found, types, strict=True))
         reverse.rewriter.set_yields(back, (*yields, *(after if flags else ())))
+    for value in saved.results:  # what was put aside stands for the copies, whose gradients are written by now
+        copy, instead = mapping[value], loaded[value]
+        if isinstance(copy, Value) and isinstance(instead, Value) and copy.type == instead.type:
+            reverse.rewriter.replace_all_uses(copy, instead)
     drop_unused(reverse.rewriter, back, is_copy=True)
     presents: Sequence[Arg] = made.results[len(types) :] or [None for _ in types]
     into: list[Arg] = [*(firsts[i] for i in carried), *outer]
@@ -198,13 +205,17 @@ def _in_reverse(
 
 
 class _Saved:
-    """What each iteration begins with, put aside: tensors of known sizes in one tensor, all else in a list."""
+    """What each iteration begins with, put aside: tensors of known sizes in one tensor, all else in a list.
+
+    results: what is put aside besides, since computing it again would take longer.
+    """
 
     def __init__(self, reverse: Reverse, node: Node, params: Sequence[Value], count: Arg, at: Arg) -> None:
         self.b = b = reverse.emitter
         self.stacks: dict[Value, tuple[Value, bool]] = {}
         body = node.regions[-1]
-        for param in [param for param in params if param.users]:
+        self.results = [] if count is None else _dear(node, body)
+        for param in [*(param for param in params if param.users), *self.results]:
             type_ = param.type
             is_stacked = count is not None and _is_sized(type_)
             with b.builder.at(node):
@@ -231,6 +242,29 @@ class _Saved:
             else:
                 found[param] = self.b.builder.add("py.getitem", (stack, number), [param.type]).result
         return found
+
+
+_FLOPS_A_BYTE = 10
+"""Operations in the time of putting a byte aside and reading it again."""
+
+
+def _dear(loop: Node, body: Region) -> list[Value]:
+    """Products in a loop that take longer to compute again than to read, and that each iteration computes anew: not
+    those of what comes from outside, which a pass computes for all iterations at once."""
+    anew = set(body.params[1:] if loop.op == "for" else body.params)
+    found = []
+    for node in body:
+        if not any(operand in anew for operand in node.operands()):
+            continue
+        anew.update(node.results)
+        record = record_of(node.op)
+        if record is None or record.product is None or len(node.results) != 1:
+            continue
+        type_ = node.result.type
+        if _is_sized(type_) and isinstance(type_, TensorType) and type_.strides is None:
+            dear = cost(node).flops > _FLOPS_A_BYTE * type_.numel * type_.dtype.itemsize
+            found += [node.result] if dear else []
+    return found
 
 
 def _is_sized(type_: Type) -> bool:

@@ -8,6 +8,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+from smelt.autodiff.inside import computes_gradients
 from smelt.capture import Captured, capture
 from smelt.capture.staging.stops import AS_NATIVE, TOO_LONG, TOO_MANY
 from smelt.compiler.compiled_types import NeedsGradients, ObservedProgram
@@ -112,8 +113,10 @@ def _unit(
     is_whole = fn.log is None or fn.log.is_replayable or acts_repeatably(fn.log)
     asks = bool(captured.conversions) or (fn.log is not None and (fn.log.warned or acts_repeatably(fn.log)))
     odd = fn.freedom.odd if fn.freedom else ()
+    # The gradient of a loop is not unrolled again.
+    to_run = captured.graph is None or not computes_gradients(captured.graph)
     if asks and captured.error is None:
-        captured = with_long_loops(captured, fn.log, to_run=True) or captured
+        captured = with_long_loops(captured, fn.log, to_run=to_run) or captured
     if captured.error is None and is_whole and not fn.next_path:
         fn.learnt.follows = False
         fn.learnt.most_s = fn.staging_s
@@ -129,7 +132,7 @@ def _unit(
         if unit is None and asks:
             unit, why_paths = attempts.of(("merged graph", begun_as), stage)
         elif unit is None:
-            looped = with_long_loops(captured, fn.log, to_run=True)
+            looped = with_long_loops(captured, fn.log, to_run=to_run)
             if looped is not None:
                 unit, _ = attempts.of("loops", partial(staged_unit, fn, looped, args, kwargs, options))
         if unit is None and asks and fn.learnt.asks_natively:

@@ -33,6 +33,7 @@ from smelt.passes.fuse_bias import fuse_bias
 from smelt.passes.hoist_invariants import hoist_invariants
 from smelt.passes.hoist_products import hoist_products
 from smelt.passes.inline import inline
+from smelt.passes.loop_products import loop_products
 from smelt.passes.lower_precision import lower_precision
 from smelt.passes.manager import Culprit, PassReport, Watcher, bisect, run_passes
 from smelt.passes.merge_linears import merge_linears
@@ -72,6 +73,7 @@ OPTIMIZED: tuple[Pass, ...] = (
     fold_batch_norm,
     # Before merging, so that the whole tensors' products are merged where pieces' were.
     hoist_products,
+    loop_products,
     merge_linears,
     vector_products,
     # All products are spelled and merged; what it leaves between them is cleaned up below.
@@ -94,7 +96,7 @@ _OPTIONAL = frozenset((attention_fast.name,))
 # Runs only with options={"dtype": "bf16"}.
 _NARROWING = frozenset((lower_precision.name,))
 # Does not run with options={"numerics": "eager-library"}.
-_RESPELLING = frozenset((expand_layers.name, hoist_products.name, vector_products.name))
+_RESPELLING = frozenset((expand_layers.name, hoist_products.name, loop_products.name, vector_products.name))
 
 
 def pass_names() -> tuple[str, ...]:

@@ -24,6 +24,8 @@ MOST_GROWING = 4096
 """Operators of a loop of tensors that grow, or that picks from lists: it would go through Python."""
 MOST, MOST_TRIPS = 1024, 64
 """Operators of any other loop, and its iterations unless it fills a list."""
+_MOST_ASIDE = 256
+"""Operators of one that puts aside what its iterations make, for a gradient: that goes through a loop, too."""
 
 _SIZES = ("aten.sym_size.int", "aten.sym_numel.default", "aten.dim.default")
 
@@ -49,13 +51,22 @@ def _pays(node: Node) -> bool:
     operators = trips * sum(1 for _ in body)
     if any(inner.regions for inner in body) or operators > MOST_GROWING:
         return False
-    if operators <= MOST and (trips <= MOST_TRIPS or _has_list(node)):
+    if operators <= (_MOST_ASIDE if _puts_aside(body) else MOST) and (trips <= MOST_TRIPS or _has_list(node)):
         return True
     if any(inner.op != "py.append" and _has_list(inner) for inner in body):
         return True
     # It begins with tensors of known sizes and goes on with others.
     pairs = zip(node.args[3:], body.params[1:], strict=True)
     return any(isinstance(a, Value) and _is_known(a.type) and not _is_known(p.type) for a, p in pairs)
+
+
+def _puts_aside(body: Region) -> bool:
+    """Whether a loop fills a tensor by its number, and does nothing else with it."""
+    return any(
+        node.op == "aten.select_scatter.default" and node.args[0] in body.params and node.args[3:] == (body.params[0],)
+        and node.result in body.yields and sum(node.result.users.values()) == 1
+        for node in body
+    )  # fmt: skip
 
 
 def _has_list(node: Node) -> bool:
