@@ -14,7 +14,7 @@ import smelt.compiler  # noqa: F401
 def paths_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """No program is staged: every way is a recorded path."""
 
-    def not_staged(*args: Any) -> tuple[None, str]:
+    def not_staged(*args: Any, **kwargs: Any) -> tuple[None, str]:
         return None, "the test wants paths"
 
     # The package has the modules' functions under the same names.
