@@ -637,3 +637,27 @@ def test_convolutions_batch_norms_and_pooling_save_their_operands_alone() -> Non
         del out
     own = sum(p.nbytes for p in model.parameters()) + x.nbytes
     assert nbytes[1] - own <= 0.7 * (nbytes[0] - own), (nbytes, own)
+
+
+def test_what_reads_attention_with_a_mask_that_is_trained() -> None:
+    """Eager's result is row-major then, that of the kernel which stands for it is not."""
+
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.randn(1, 2, 4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            heads = x.view(3, 4, 2, 8).transpose(1, 2)
+            mixed = F.scaled_dot_product_attention(heads, heads, heads, self.bias)
+            return mixed.reshape(3, -1, 4, 8).transpose(1, 2).reshape(3, 4, 16)
+
+    model, other, compiled = pair(Biased)
+    for _ in range(3):
+        x = torch.randn(3, 4, 16)
+        for m in (model, compiled):
+            m.zero_grad()
+            m(x).square().sum().backward()
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+        same_gradients(model, other)
+    assert is_compiled(compiled)

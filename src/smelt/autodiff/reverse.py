@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from smelt._torch.autocast import is_composite
 from smelt.autodiff.activity import is_differentiated, may_depend
 from smelt.autodiff.control import reverse_control
-from smelt.autodiff.shapes import fitted
+from smelt.autodiff.shapes import fitted, laid_as
 from smelt.diag import SmeltError
 from smelt.ir import STATE_OPS, Arg, Node, Region, TensorType, TupleType, Value, print_node, values_in
 from smelt.ops.catalogue import gradient_of, record_of
@@ -114,14 +114,16 @@ class Reverse:
         before = node.prev
         with builder.at(node):
             parts = write(node, self.emitter, form)
-        if parts is None or len(parts) != _count(node):
-            return
+            if parts is None or len(parts) != _count(node):
+                return
+            # What reads a result was given its memory layout.
+            pairs = [(old, laid_as(self.emitter, new, old.type)) for old, new in _pairs(node, parts)]
         added: list[Node] = []
         one = node.prev
         while one is not None and one is not before:
             added.append(one)
             one = one.prev
-        for old, new in _pairs(node, parts):
+        for old, new in pairs:
             if isinstance(new, Value) and old in self.active:
                 self.active.add(new)
             self.rewriter.replace_all_uses(old, new)

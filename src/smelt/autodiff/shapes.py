@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smelt.diag import SmeltError
-from smelt.ir import UNKNOWN_DIM, DType, TensorType, Value
+from smelt.ir import UNKNOWN_DIM, Arg, DType, TensorType, Type, Value
 from smelt.ops.record import Emitter, tensor_type
 
 
@@ -20,6 +20,20 @@ def fitted(b: Emitter, grad: Value, operand: TensorType) -> Value:
     if not isinstance(grad.type, TensorType):
         raise SmeltError(f"whether a gradient {found} has the size of {operand} follows from data", code="S0303")
     return grad if grad.type.dtype is operand.dtype else b.call("aten._to_copy.default", grad, dtype=operand.dtype)
+
+
+def laid_as(b: Emitter, arg: Arg, type_: Type) -> Arg:
+    """The same numbers in the memory layout of a type, where both are known."""
+    if not isinstance(arg, Value) or arg.type == type_:
+        return arg
+    found = arg.type
+    if not isinstance(type_, TensorType) or not isinstance(found, TensorType):
+        return arg
+    if not type_.is_static or (found.shape, found.dtype) != (type_.shape, type_.dtype):
+        return arg
+    if type_.strides is None:
+        return b.call("aten.contiguous.default", arg)
+    return b.call("aten.copy.default", b.call("aten.new_empty_strided.default", arg, type_.sizes, type_.steps), arg)
 
 
 def _summed(b: Emitter, grad: Value, operand: TensorType) -> Value:
