@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 import warnings
@@ -83,7 +84,11 @@ def test_a_mode_of_the_caller_is_a_guard_beside_the_paths(both: str) -> None:
     with torch.inference_mode():
         agree(compiled, eager, inputs)
     leaf = inputs[0][0].clone().requires_grad_()
-    compiled(leaf).sum().backward()
+    # Gradients of a recorded path alone: its other paths have others.
+    with (
+        contextlib.nullcontext() if both == "staged" else pytest.warns(smelt.SmeltWarning, match="path depends on data")
+    ):
+        compiled(leaf).sum().backward()
     assert torch.equal(leaf.grad, torch.full((3,), 2.0))
     agree(compiled, eager, inputs)
 
