@@ -152,3 +152,23 @@ def test_all_is_freed(kind: Any, fails: bool, young_heap: None) -> None:
     del step, compiled, model
     gc.collect()
     assert [name for name, ref in left.items() if ref() is not None] == []
+
+
+def test_a_compiled_step_holds_no_gradient_of_an_earlier_call() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    @smelt.compile(options={"adaptive": False})
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    seen = []
+    for _ in range(4):
+        step(torch.ones(3, 4))
+        seen.append(weakref.ref(model.weight.grad))
+    gc.collect()
+    assert [ref() is None for ref in seen] == [True, True, True, False]

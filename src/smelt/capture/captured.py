@@ -38,7 +38,7 @@ from smelt.capture.places import After, NotPut, Puts
 from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.recorder import Conversion, Recorder, Slot, StateSlot, slot_type
 from smelt.capture.results import OWN, Result, holds_its_own
-from smelt.capture.roots import Entry, Roots, StateTensor, reachable
+from smelt.capture.roots import Entry, Roots, StateTensor, reachable, without_gradients
 from smelt.capture.scopes import Scope, tracking
 from smelt.capture.sharing import entangled
 from smelt.capture.signature import Arguments, Signature, flatten_arguments
@@ -250,7 +250,7 @@ def capture(
         shared = frozenset() if graph is None else entangled(graph, arguments.tensors, used.lookup)
         native = Captured(
             title, result, graph, signature, used, recorder.error,
-            tuple(recorder.conversions), (), chosen, caller, roots, written.before, shared,
+            tuple(recorder.conversions), (), chosen, caller, without_gradients(roots), written.before, shared,
             _returned(tensors, arguments.tensors, used), None,
             kinds=kinds_of(tensors, caller), own_backward=recorder.own_backward, flags=recorder.flags, reruns=reruns,
             own_line=None if recorder.own_site is None else recorder.own_site.span, recomputed=recorder.recomputed(),

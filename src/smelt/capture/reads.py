@@ -420,3 +420,4 @@ def _fill(log: ReadLog, recorder: _Recorder, found: Roots) -> None:
     log.effects.extend(Effect(what, name, site.span if site else None) for what, name, site in found.refusals)
     for kept, of in ((log.mutations, changes), (log.put_back, put_back)):
         kept.extend(Mutation(c.name, c.before, c.after, c.site.span if c.site else None) for c in of)
+    found.let_go()

@@ -838,6 +838,11 @@ class Roots:
         put_back.extend(self._filled(self.heap))
         return facts_of(self), kept, put_back
 
+    def let_go(self) -> None:
+        """Forget the tensors as they were: facts, which name things by this, outlive the run; gradients need not."""
+        self._tensors.forget()
+        self.heap = None
+
     def _hold_results(self) -> None:
         """What functions gave out of a cache: that it still gives the same is a fact, whatever was computed for it."""
         for cache, key, result, site in self.fills.used():

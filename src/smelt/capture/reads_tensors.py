@@ -82,6 +82,10 @@ class TensorMarks:
             self._met[id(tensor)] = _Met(tensor, name, site, tensor.requires_grad, gradient(tensor), own_of(tensor))
         return is_new
 
+    def forget(self) -> None:
+        """Hold none of them any longer."""
+        self._met.clear()
+
     def changes(self) -> Iterator[Change]:
         """What is different now."""
         for met in self._met.values():

@@ -19,7 +19,7 @@ import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -505,6 +505,16 @@ class Roots:
 
     def __iter__(self) -> Iterator[StateTensor]:
         return (entry.freeze() for entry in self.entries.values())
+
+
+def without_gradients(roots: Roots) -> Roots:
+    """The same without `.grad` of tensors: what outlives a run must not keep gradients alive."""
+    entries = {number: entry for number, entry in roots.entries.items() if not _is_gradient(entry)}
+    return replace(roots, entries=entries)
+
+
+def _is_gradient(entry: Entry) -> bool:
+    return entry.key == "grad" and isinstance(entry.owner, torch.Tensor)
 
 
 def reachable(fn: Callable[..., Any], opaque: Mapping[str, Any] | None = None) -> Roots:

@@ -43,7 +43,7 @@ from smelt.capture.reads_arguments import ArgumentHeap, contents_of, put_content
 from smelt.capture.reads_outer import Outer
 from smelt.capture.recorder import Slot
 from smelt.capture.results import Result
-from smelt.capture.roots import Roots, reachable
+from smelt.capture.roots import Roots, reachable, without_gradients
 from smelt.capture.scopes import Scope, tracking
 from smelt.capture.sharing import entangled
 from smelt.capture.signature import Arguments, Signature, flatten_arguments
@@ -447,7 +447,7 @@ class _Run:
         shared = entangled(graph, arguments.tensors, state.lookup)
         return Captured(
             self.title, None, graph, signature, state, None, self.native.conversions, (), "entry", self.caller,
-            self.roots, {}, shared, _returned(flattener.tensors, given.tensors, state),
+            without_gradients(self.roots), {}, shared, _returned(flattener.tensors, given.tensors, state),
             facts, self.native.opened, outer=self.native.outer, kinds=kinds, own_backward=self.native.own_backward,
             own_line=self.native.own_line, recomputed=self.native.recomputed,
             spent=self.native.spent,
