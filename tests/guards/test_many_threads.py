@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.compiler import turns
+from smelt.compiler import compiled_build, turns
 from smelt.compiler.compiled import dispatcher_of
 from smelt.compiler.compiled_state import UnderWay
 from smelt.compiler.turns import Turns
@@ -56,6 +56,7 @@ def waiting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return acquire(self, lock)
 
     monkeypatch.setattr(turns, "_FIRST_S", PATIENCE_S)
+    monkeypatch.setattr(compiled_build, "_OTHERS_S", PATIENCE_S)  # for those that have waited as long and go first
     monkeypatch.setattr(Turns, "took", lambda self, seconds: None)
     monkeypatch.setattr(Turns, "acquire", noted)
     return found
