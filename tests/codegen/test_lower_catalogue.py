@@ -23,7 +23,18 @@ from tests.codegen.harness import assert_same, call, executables, lowered
 
 OTHER_SUMS = frozenset(
     f"aten.{name}.default"
-    for name in ("scaled_dot_product_attention", "linear", "matmul", "mm", "bmm", "addmm", "baddbmm")
+    for name in (
+        "scaled_dot_product_attention",
+        "linear",
+        "matmul",
+        "mm",
+        "bmm",
+        "addmm",
+        "baddbmm",
+        "mv",
+        "dot",
+        "conv2d",
+    )
 )
 
 

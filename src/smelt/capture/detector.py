@@ -345,6 +345,10 @@ _REGION: Final = "_checkpoint_without_reentrant_generator"
 then a checkpoint is code that looks at the random generator, and is not compiled."""
 
 
+SAVES_AS_EVER: Final = "__smelt_saves_as_ever__"
+"""What a function that gives a checkpoint its contexts is marked with where the first of them changes nothing."""
+
+
 def _checkpointed(original: Any) -> Any:
     """For checkpoints: torch's own work around the function is not the program's."""
 
@@ -354,7 +358,8 @@ def _checkpointed(original: Any) -> Any:
         if recorder is None:
             yield from inner
             return
-        if not any(given is torch_checkpoint.noop_context_fn for given in (*args, kwargs.get("context_fn"))):
+        given = (*args, kwargs.get("context_fn"))
+        if not any(one is torch_checkpoint.noop_context_fn or hasattr(one, SAVES_AS_EVER) for one in given):
             recorder.fail(
                 "a checkpoint chooses itself what it saves (context_fn)",
                 "that is a mode of torch, which no graph has",

@@ -18,6 +18,7 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from smelt.capture.detector import SAVES_AS_EVER
 from smelt.diag import ScheduleError
 from smelt.scheduling.compare import items
 from smelt.scheduling.compare_runs import in_check, in_search
@@ -114,6 +115,7 @@ class Checkpointed(Around):
         def contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
             return contextlib.nullcontext(), _again(region, versions)
 
+        setattr(contexts, SAVES_AS_EVER, True)
         # Keywords go in one argument: some of the model's may be called as those of checkpoint are.
         return checkpoint(run, args, kwargs, use_reentrant=False, context_fn=contexts)
 

@@ -24,7 +24,7 @@ from smelt.ir import Graph, Value
 from smelt.runtime.guards import GuardSet
 from smelt.scheduling.copying import has_hooks
 from smelt.scheduling.functions import Gradients
-from smelt.scheduling.module_steps_forward import arounds
+from smelt.scheduling.module_steps_forward import Checkpointed, arounds
 
 _Forward = Callable[..., Any]
 T = TypeVar("T")
@@ -180,11 +180,14 @@ def _graph_of(captured: Captured, module: torch.nn.Module, log: ReadLog | None, 
         raise _refused(
             name, f"its path depends on data: {first.what}", first.site.span if first.site is not None else None
         )
+    is_replayable = log is None or log.is_replayable
+    for path, part in module.named_modules():
+        for around in arounds(part) if path else ():
+            # What a checkpoint computes again is no fact of a functional graph.
+            is_lost = isinstance(around, Checkpointed) or not is_replayable
+            if around.surrounds and around.what and is_lost:
+                raise _refused(name, f"{path} has {around.what}, which would be lost in it", None)
     if log is not None and not log.is_replayable:
-        for path, part in module.named_modules():
-            for around in arounds(part) if path else ():
-                if around.surrounds and around.what:
-                    raise _refused(name, f"{path} has {around.what}, which would be lost in it", None)
         raise _refused(name, f"a graph does not repeat all that it does: {log.why_not()}", log.where, fix=fix)
     try:
         graph, _ = functional_graph(captured.graph, Options(), captured.entangled)
