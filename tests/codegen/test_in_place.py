@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from smelt.diag import InternalError, Miss, Options, SmeltError, SmeltWarning
 from smelt.ir import parse
 from smelt.runtime.check import check_plan
 from smelt.runtime.executable import Executable
-from smelt.runtime.plan import Bump, Copy, Dispatch, Expect, Launch, Plan
+from smelt.runtime.plan import Blit, Bump, Copy, Dispatch, Expect, Launch, Plan
 from tests.codegen.harness import assert_same, call, executables, lowered, machine_code
 from tests.runtime.kernels import rows
 
@@ -29,7 +30,8 @@ Update = Callable[..., Tensor | tuple[Tensor, ...] | None]
 def ways(plan: Lowered) -> tuple[int, int]:
     """How many tensors are written in place, and how many by a copy."""
     kinds = [type(i) for i in plan.plan.instructions]
-    return kinds.count(Bump), kinds.count(Copy)
+    by_bytes = list(pairwise(kinds)).count((Blit, Bump))
+    return kinds.count(Bump) - by_bytes, kinds.count(Copy) + by_bytes
 
 
 def planned(f: Update, inputs: list[Tensor]) -> Lowered:
@@ -501,3 +503,25 @@ def test_a_plan_that_hides_a_write_is_refused() -> None:
 
 def test_graphs_of_these_tests_parse() -> None:
     assert parse(EXPECTED.replace("LATER\n", "")).body
+
+
+def test_small_state_that_is_read_is_copied_by_its_bytes() -> None:
+    """A counter that is stepped and asked for its number: written behind all that may end the run, version counted."""
+    counters = [torch.zeros(()) for _ in range(3)]
+
+    def count(x: torch.Tensor) -> torch.Tensor:
+        total = 0.0
+        for counter in counters:
+            counter.add_(1)
+            total = total + counter.item()
+        return x * total
+
+    compiled = smelt.compile(count, options={"adaptive": False})
+    with torch.no_grad():
+        for call in range(1, 5):
+            versions = [counter._version for counter in counters]
+            assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0 * call))
+            assert [counter.item() for counter in counters] == [call] * 3
+            assert all(c._version > before for c, before in zip(counters, versions, strict=True))
+    report = smelt.explain(compiled).to_dict()
+    assert "copy 3" in report["graphs"][0]["nodes by how they run"]

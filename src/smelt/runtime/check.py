@@ -12,6 +12,7 @@ from smelt.diag import InternalError
 from smelt.runtime.control import blocks_of
 from smelt.runtime.plan import (
     ARENA_ALIGNMENT,
+    Blit,
     Branch,
     Bump,
     Dispatch,
@@ -160,6 +161,8 @@ class _Callers:
                         raise _bad(f"{where} writes slot {root}, a constant")
                     if root in self._callers:
                         self._written.add(root)
+            case Blit(dst=dst) if (root := self._root(dst)) in self._callers:
+                self._written.add(root)
             case Bump(slot=slot):
                 if slot not in self._written:
                     raise _bad(f"{where} counts a write to slot {slot}, which no launch before it made")

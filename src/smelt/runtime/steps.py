@@ -154,7 +154,7 @@ def _blitted(instruction: Blit) -> PyCall:
 
     def run(target: torch.Tensor, source: Any) -> None:
         if isinstance(source, torch.Tensor):
-            target.copy_(source)
+            target.data.copy_(source)  # bytes alone: a `Bump` counts what is written of the caller's
         else:
             target.fill_(source)
 

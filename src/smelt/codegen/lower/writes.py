@@ -7,10 +7,13 @@
 from __future__ import annotations
 
 from smelt.analysis import used_values
+from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, cannot_lower
+from smelt.codegen.lower.in_place import memory_of
 from smelt.codegen.lower.result import Mutation
 from smelt.ir import Node, Value
-from smelt.runtime.plan import Bump, Copy
+from smelt.ir.sizes import is_symbolic
+from smelt.runtime.plan import Blit, Bump, Copy
 
 
 def lower_write(ctx: Context, node: Node) -> None:
@@ -32,12 +35,34 @@ def lower_write(ctx: Context, node: Node) -> None:
         kept = ctx.place(needed)
         if kept.storage is place.storage:
             ctx.bind(needed, ctx.cloned(kept))
-    source = ctx.slot(value, any_layout=True)
-    ctx.builder.emit(Copy(ctx.builder.handle(place), source))
+    if _lies_alike(ctx, node, place):
+        source = ctx.place(value)
+        nbytes = place.geometry.numel * place.storage.dtype.itemsize
+        ctx.builder.emit(Blit(ctx.builder.handle(place), ctx.builder.handle(source), nbytes))
+        ctx.builder.emit(Bump(place.storage.slot))
+    else:
+        ctx.builder.emit(Copy(ctx.builder.handle(place), ctx.slot(value, any_layout=True)))
     ctx.overwritten(place.storage)
     ctx.writes_to_come -= 1
     ctx.bind(node.result, place)
     ctx.note(node, "copy", ctx.why_copied.get(node, ""))
+
+
+def _lies_alike(ctx: Context, node: Node, place: Place) -> bool:
+    """Whether a value is copied by its bytes: from the run's own memory to all of a tensor that is laid out like it."""
+    target, value = node.args
+    if not isinstance(value, Value) or ctx.builder.in_block or ctx.statics.is_static(value) or not ctx.is_bound(value):
+        return False
+    source, at = ctx.place(value), place.geometry
+    if (
+        memory_of(ctx, target) is None
+        or source.storage.kind != "arena"
+        or source.storage.dtype is not place.storage.dtype
+    ):
+        return False
+    if any(map(is_symbolic, (*at.sizes, *at.strides))) or at != place.storage.base or 0 in at.sizes:
+        return False
+    return at.extent == at.numel and (source.geometry.sizes, source.geometry.strides) == (at.sizes, at.strides)
 
 
 def _needed_later(ctx: Context, node: Node) -> list[Value]:
