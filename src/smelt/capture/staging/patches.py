@@ -17,7 +17,7 @@ import torch
 
 from smelt._torch.dispatch import is_live, unseen
 from smelt._torch.record_patches import Getter, Patches
-from smelt._torch.shadow import sets_shadows
+from smelt._torch.shadow import is_shadow, sets_shadows
 from smelt.capture.dynamic.values import is_sized, own
 from smelt.capture.recorder import StateSlot, slot_type
 from smelt.capture.staging import current
@@ -515,7 +515,7 @@ def _stays_as_it_is(self: Any, name: str, value: Any = _NEW) -> None:
     Raises: CannotStage for these, unless nothing changes.
     """
     session = _session()
-    if session is None or not isinstance(self, torch.Tensor) or sets_shadows(name):  # torch makes one
+    if session is None or not isinstance(self, torch.Tensor) or _is_made(self, name):
         return
     if name in ("grad", "requires_grad") and value is not _NEW and getattr(self, name) is value:
         return
@@ -525,6 +525,11 @@ def _stays_as_it_is(self: Any, name: str, value: Any = _NEW) -> None:
     is_noted = name != "data"  # else the recorder refuses it
     if is_noted and _is_of_torch(type(self), name) and session.snapshots and session.snapshots[-1].reached(self):
         raise CannotMerge(f"`{name}` of a tensor is set on one path only", _NO_MORE, session.site())
+
+
+def _is_made(tensor: torch.Tensor, name: str) -> bool:
+    """Whether torch makes a fake tensor where it sets an attribute."""
+    return is_shadow(tensor) and sets_shadows(name)
 
 
 def _is_of_torch(cls: type, name: str) -> bool:
