@@ -6,6 +6,8 @@ x.mul_(w)                        of a leaf: eager raises at once; of another ten
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -139,3 +141,22 @@ def test_leaves_after_other_tensors() -> None:
         compiled(torch.ones(2), torch.ones(2, requires_grad=True))
     with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
         compiled(torch.ones(2, requires_grad=True), torch.ones(2))
+
+
+def test_a_write_to_what_eager_saves_is_eagers_error_in_backward() -> None:
+    """No piece of the program stands for it: what the pieces save may be something else."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x, y = x.clone(), y.clone()
+        y[0] = x.amin() + 0.0
+        x.t().copy_(torch.zeros(4, 3))
+        kinds = Counter(torch.ones(2).tolist())
+        return y * len(kinds)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = smelt.compile(program, options={"adaptive": False})
+        for _ in range(3):
+            result = compiled(torch.rand(3, 4, requires_grad=True), torch.rand(4)).sum()
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                result.backward()

@@ -274,7 +274,8 @@ def _check_writes(captured: Captured, args: Sequence[Any], kwargs: Mapping[str, 
     if hidden is not None:
         raise NeedsGradients(f"{_shown(hidden)} writes where autograd does not look", hidden.span)
     if late is not None:
-        raise NeedsGradients(f"{_shown(late)} writes to what a gradient needs", late.span)
+        # No line to split at: eager's error comes from what it saves, which pieces need not save.
+        raise NeedsGradients(f"{_shown(late)} writes to what a gradient needs")
     if gradient_flow(captured.graph, requires, captured.caller.grad).leaves_some:
         raise NeedsGradients("it writes to what others see, and gives it gradients")
 
