@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.runtime import encode, heap
+from smelt.runtime import addresses, encode, heap
 
 ADVISE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 SIZE = heap.LARGE_NBYTES // 4
@@ -25,7 +25,7 @@ def test_large_results_are_asked_for_in_whole_pages(monkeypatch: pytest.MonkeyPa
 
     callback = ADVISE(advise)
     address = ctypes.cast(callback, ctypes.c_void_p).value
-    monkeypatch.setattr(encode, "advises", lambda: address)
+    monkeypatch.setattr(addresses, "advises", lambda: address)
     monkeypatch.setattr(encode, "ADVICE", 14)
     program = smelt.compile(lambda x, y: (x + 1, y + 1))
     large, small = torch.ones(SIZE), torch.ones(SIZE - 1)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from smelt._torch import shim
-from smelt.runtime import encode, schedule
+from smelt.runtime import addresses, encode, schedule
 from smelt.runtime.executable import Executable
 from smelt.runtime.plan import ArenaTensor, Bump, Dispatch, Empty, Instruction, Launch, Plan, PyCall, Release, Use, View
 from smelt.runtime.schedule import Enter, Group, Leave, Single
@@ -27,7 +27,7 @@ LONG = 1000.0  # declared nanoseconds of an item: long enough for any launch of 
 @pytest.fixture(autouse=True)
 def _four_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames for four threads on any machine; each test sets how many there are."""
-    monkeypatch.setattr(encode, "team_limit", lambda: 4)
+    monkeypatch.setattr(addresses, "team_limit", lambda: 4)
 
 
 def chain(count: int, *, item_ns: float = LONG) -> Plan:

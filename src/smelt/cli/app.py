@@ -15,6 +15,7 @@ from smelt.cli.demo import demo
 from smelt.cli.diff import diff
 from smelt.cli.docs import docs
 from smelt.cli.explore import explore
+from smelt.cli.export import export
 from smelt.cli.program import explain, show
 from smelt.cli.run import run
 from smelt.cli.terminal import plain_warnings, user_traceback
@@ -28,6 +29,7 @@ _COMMANDS: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("explore", explore),
     ("bench", bench),
     ("diff", diff),
+    ("export", export),
     ("cache", cache),
     ("docs", docs),
 )

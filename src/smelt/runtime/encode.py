@@ -14,14 +14,15 @@ import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from smelt._torch import shim, stable
+from smelt._torch import stable
 from smelt._torch.tensor_layout import tensor_layout
+from smelt.runtime.addresses import HERE, Addresses
 from smelt.runtime.encode_blocks import BlockRecords
 from smelt.runtime.encode_records import Missing
 from smelt.runtime.encoded import Encoded, Later, Shared, Team
 from smelt.runtime.failures import describe
 from smelt.runtime.frame_template import FrameTemplate
-from smelt.runtime.heap import ADVICE, LARGE_NBYTES, advises
+from smelt.runtime.heap import ADVICE, LARGE_NBYTES
 from smelt.runtime.launches import Launches
 from smelt.runtime.plan import (
     Blit,
@@ -59,23 +60,22 @@ from smelt.runtime.table import (
     Launched,
     Op,
 )
-from smelt.runtime.threads import c_function, team_limit, team_words
 
 _RANGES = ("aoti_record_function_start", "aoti_record_function_end")
 _GET_DATA = "aoti_torch_get_data_ptr"
 
 
 class _Encoder(BlockRecords):
-    def __init__(self, plan: Plan, at: Plan | None = None) -> None:
-        self.at = at
-        frame = FrameTemplate()
+    def __init__(self, plan: Plan, at: Plan | None = None, where: Addresses = HERE) -> None:
+        self.at, self.where = at, where
+        frame = FrameTemplate(where)
         super().__init__(frame, _slot_cells(plan, frame), plan)
         self.uncounted: set[int] = set()
         self.counts = Counts()
         self.held = dict(plan.held)
         self.arena_offsets = {planned.slot: planned.offset for planned in plan.arena}
         self.arena_cells = (self.frame.cell(), self.frame.cell())
-        self.launches = Launches.of(plan, is_possible=shim.has(_GET_DATA))
+        self.launches = Launches.of(plan, where.library(_GET_DATA) is not None, where.kernel)
         self.arena_addresses: list[tuple[int, int]] = []
         # Cells that hold the address of a number's cell in the frame.
         self.number_addresses: list[tuple[int, int]] = []
@@ -121,7 +121,7 @@ class _Encoder(BlockRecords):
         assert isinstance(launch, Launch)
         self.frame.addresses[self.arguments[index]] = at + Launched.ARGS
         cells = self.frame.cells
-        cells[at + Launched.FUNCTION] = code.address(launch.kernel.symbol)
+        self.frame.put(at + Launched.FUNCTION, code.address(launch.kernel.symbol))
         if type(launch.items) is not Word and type(launch.item_ns) is not Word:
             cells[at + Launched.ITEMS], cells[at + Launched.CHUNK] = launch.items, chunk
             cells[at + Launched.FIRST_CHUNK] = begin
@@ -169,7 +169,7 @@ class _Encoder(BlockRecords):
         if offset is not None:
             self.arena_addresses.append((cell, offset + spot.offset))
         elif spot.root in self.plan.fixed:
-            self.frame.put(cell, self.held[spot.root].data_ptr() + spot.offset)
+            self.frame.put(cell, self.where.held(spot.root, self.held[spot.root]) + spot.offset)
         else:
             self.waiting.setdefault(spot.root, []).append((cell, spot.offset))
 
@@ -177,11 +177,11 @@ class _Encoder(BlockRecords):
 
     def prologue(self) -> None:
         """Addresses of what is there before the first instruction."""
-        cells = self.frame.cells
+        frame = self.frame
         for cell, name in PROCESS_CELLS:
-            cells[cell] = c_function(name) or 0
+            frame.put(cell, self.where.c_function(name) or 0)
         if any(block.is_loop for block in self.blocks.blocks):
-            cells[Cell.CLOCK] = c_function("clock_gettime") or 0
+            frame.put(Cell.CLOCK, self.where.c_function("clock_gettime") or 0)
             self.emit(Op.ARM)
         for slot in (*self.plan.inputs, *self.held):
             self._addresses(slot)
@@ -237,7 +237,7 @@ class _Encoder(BlockRecords):
                 words += [frame.const(offset), frame.address_of(self.cell_of[dst])]
                 self.call("aoti_torch__reinterpret_tensor", words)
             case Empty(dst=dst, sizes=sizes, strides=strides, dtype=dtype):
-                device = shim.device_type_code("cpu")
+                device = self.where.device_code()
                 if device is None:
                     raise Missing("cpu")
                 words = [frame.const(len(sizes)), self.ints(sizes), self.ints(strides), self.code_of(dtype)]
@@ -253,8 +253,8 @@ class _Encoder(BlockRecords):
 
     def _advise(self, made: Empty) -> None:
         """Ask for large pages below a large result."""
-        function = advises()
-        if not function or any(type(n) is not int for n in made.sizes) or not shim.has(_GET_DATA):
+        function = self.where.advises()
+        if not function or any(type(n) is not int for n in made.sizes) or self.where.library(_GET_DATA) is None:
             return
         nbytes = made.dtype.itemsize * math.prod(made.sizes)
         if nbytes >= LARGE_NBYTES:
@@ -269,7 +269,7 @@ class _Encoder(BlockRecords):
 
     def _check(self, planned: CheckLayout) -> None:
         getters = ("dim", "sizes", "strides", *(("dtype",) if planned.dtype is not None else ()))
-        if any(not shim.has(f"aoti_torch_get_{what}") for what in getters):
+        if any(self.where.library(f"aoti_torch_get_{what}") is None for what in getters):
             raise Missing("getters")
         strides = tuple(ANY_STRIDE if s is None else s for s in compared_strides(planned))
         dtype = Cell.ZERO if planned.dtype is None else self.code_of_cell(planned.dtype)
@@ -299,7 +299,7 @@ class _Encoder(BlockRecords):
     @contextmanager
     def _range(self, instruction: Instruction) -> Iterator[None]:
         """In a profiled plan, a range of torch's profiler around the records made in the block."""
-        if not self.plan.profile or not all(shim.has(symbol) for symbol in _RANGES):
+        if not self.plan.profile or any(self.where.library(symbol) is None for symbol in _RANGES):
             yield
             return
         frame, (start, end) = self.frame, _RANGES
@@ -307,7 +307,7 @@ class _Encoder(BlockRecords):
         name = frame.const(frame.text(describe(instruction)))
         with self._apart():
             self.call(start, [name, Cell.ZERO, Cell.ZERO, Cell.ZERO, frame.address_of(cell)])
-            self.cleanup.append((cell, frame.const(shim.address(end) or 0)))
+            self.cleanup.append((cell, frame.const(self.where.library(end) or 0)))
         yield
         with self._apart():
             self.call(end, [cell])
@@ -324,23 +324,24 @@ class _Encoder(BlockRecords):
 
     def has_threads(self) -> bool:
         """Whether launches can be shared; what that takes is put into the frame."""
-        cells = self.frame.cells
-        cells[Cell.YIELD] = c_function("sched_yield") or 0
-        cells[Cell.CLOCK] = c_function("clock_gettime") or 0
-        cells[Cell.TEAM_WORDS] = ctypes.addressof(team_words())
-        return bool(self.launches.code and cells[Cell.YIELD] and cells[Cell.CLOCK]) and shim.has(PARALLEL)
+        frame, where = self.frame, self.where
+        needed = {Cell.YIELD: where.c_function("sched_yield"), Cell.CLOCK: where.c_function("clock_gettime")}
+        for cell, address in needed.items():
+            frame.put(cell, address or 0)
+        frame.put(Cell.TEAM_WORDS, where.team_words())
+        return bool(self.launches.code and all(needed.values())) and where.library(PARALLEL) is not None
 
     def finish(self, team_limit: int) -> Encoded:
         frame = self.frame
         for cell, symbol in FUNCTION_CELLS:
-            frame.cells[cell] = shim.address(symbol) or 0
+            frame.put(cell, self.where.library(symbol) or 0)
         wanted = AUTOCAST_CELLS if self.plan.keep_grad_mode else GRAD_CELLS + AUTOCAST_CELLS
-        modes = {cell: shim.address(symbol) or 0 for cell, symbol in wanted}
+        modes = {cell: self.where.library(symbol) or 0 for cell, symbol in wanted}
         modes_are_native = all(modes.values())
         if modes_are_native:
             for cell, where in modes.items():
-                frame.cells[cell] = where
-        escape_is_native = shim.has(_GET_DATA)
+                frame.put(cell, where)
+        escape_is_native = self.where.library(_GET_DATA) is not None
         if self.plan.arena and escape_is_native:
             for slot in dict.fromkeys(s for s in self.plan.outputs if s not in self.plan.kinds):
                 self.emit(Op.ESCAPE, self.cell_of[slot], *self.arena_cells)
@@ -380,6 +381,7 @@ class _Encoder(BlockRecords):
             profile=self._profile(),
             step_owners=tuple(self.step_owners),
             later=self._later(),
+            relocations=tuple(frame.relocations),
         )
 
     def _later(self) -> Later | None:
@@ -407,14 +409,14 @@ class _Encoder(BlockRecords):
         return Profile(self.plan, records, len(self.words))
 
 
-def encode(plan: Plan, at: Plan | None = None) -> Encoded:
-    """The plan in the executor's form, with the symbols that exist here and now.
+def encode(plan: Plan, at: Plan | None = None, where: Addresses = HERE) -> Encoded:
+    """The plan in the executor's form, with the symbols that there are.
 
-    at: of a plan with words, what it is at some sizes; these decide how launches are grouped.
+    at: of a plan with words, what it is at some sizes; these decide how launches are grouped. where: the addresses.
     """
-    encoder = _Encoder(plan, at)
+    encoder = _Encoder(plan, at, where)
     encoder.prologue()
-    limit = team_limit() if encoder.has_threads() else 1
+    limit = where.limit if encoder.has_threads() else 1
     for item in schedule(at or plan, encoder.launches, limit, apart=plan.profile, any_offsets=at is not None):
         match item:
             case Single(index=index):

@@ -33,7 +33,6 @@ from smelt.runtime.plan import (
 )
 from smelt.runtime.steps import is_same_number, python_step
 from smelt.runtime.table import Cell, Element, Op
-from smelt.runtime.threads import c_function
 
 
 class BlockRecords(Records):
@@ -112,10 +111,10 @@ class BlockRecords(Records):
 
     def _blit(self, blit: Blit) -> None:
         cells = self.places.get(self.current)
-        where = c_function("memcpy")
+        where = self.frame.where.c_function("memcpy")
         if cells is None or where is None:
             raise Missing("memcpy")
-        self.frame.cells[Cell.MEMCPY] = where
+        self.frame.put(Cell.MEMCPY, where)
         row = Cell.ZERO if blit.row is None else self.cell_of[blit.row]
         self.emit(Op.BLIT, *cells, self.frame.const(blit.nbytes), row)
 

@@ -63,7 +63,7 @@ class Records:
 
     def call(self, symbol: str, words: Sequence[int], doubles: Sequence[int] = ()) -> None:
         """Call a function of the shim with the contents of cells. Raises: Missing."""
-        where = shim.address(symbol)
+        where = self.frame.where.library(symbol)
         if where is None or not fits_call(len(words), len(doubles)):
             raise Missing(symbol)
         self.call_cell(self.frame.const(where), words, doubles)
@@ -80,7 +80,7 @@ class Records:
 
     def code_of(self, dtype: torch.dtype) -> int:
         """The cell that holds a dtype's number in the shim. Raises: Missing."""
-        code = shim.dtype_code(dtype)
+        code = self.frame.where.dtype_code(dtype)
         if code is None:
             raise Missing(f"dtype {dtype}")
         return self.frame.const(code)
@@ -164,8 +164,8 @@ class Records:
         """Call an operator through torch's dispatcher: its stack is built, the results are moved to their slots."""
         words = stable.words_of(instruction.op, instruction.args, _slot_of)
         version = shim.abi_version()
-        target = shim.address(stable.CALL)
-        if target is None or version is None or not shim.has(stable.NEW_HANDLE):
+        target = self.frame.where.library(stable.CALL)
+        if target is None or version is None or self.frame.where.library(stable.NEW_HANDLE) is None:
             raise Missing(stable.CALL)
         nouts = len(raw_schema(instruction.op).returns)
         ntemps = sum(_temporaries(w) for w in words)
@@ -214,7 +214,7 @@ class Records:
                     self.emit(Op.SET, temp, Cell.ZERO)
 
     def _cleans(self, cell: int, maker: str) -> None:
-        deleter = shim.address(stable.DELETERS[maker])
+        deleter = self.frame.where.library(stable.DELETERS[maker])
         if deleter is None:
             raise Missing(stable.DELETERS[maker])
         self.cleanup.append((cell, self.frame.const(deleter)))

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from smelt.runtime.addresses import Symbol
 from smelt.runtime.plan import Counts, PyCall, View, Word
 from smelt.runtime.pool import Pool
 from smelt.runtime.profile import Profile
@@ -76,7 +77,7 @@ class Encoded:
     arena's start). `elided` views have no handle. `scratch_nbytes` is what each of at most `team_limit` threads must
     lend to kernels. `profile` collects the times of a plan that asks for them. `step_owners` are the instructions of
     the steps. `later` is what waits for the words of a plan for many sizes, `sized` how frames are made of one that
-    is filled.
+    is filled. `relocations` are the cells that wait for addresses, where these are known later.
     """
 
     code: Any
@@ -100,3 +101,4 @@ class Encoded:
     step_owners: tuple[int, ...] = ()
     later: Later | None = None
     sized: AtSizes | None = None
+    relocations: tuple[tuple[int, Symbol], ...] = ()

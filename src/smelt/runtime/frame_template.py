@@ -8,6 +8,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
+from smelt.runtime.addresses import HERE, Addresses, Symbol
 from smelt.runtime.plan import Word
 from smelt.runtime.table import Cell
 
@@ -16,23 +17,23 @@ from smelt.runtime.table import Cell
 class FrameTemplate:
     """Cells as every frame of the plan has them at first.
 
-    addresses: cell -> the cell that holds its address. marks: cells that wait for a word. keep: what addresses in cells
+    where: what functions and constant data have for addresses. addresses: cell -> the cell that holds its address.
+    marks: cells that wait for a word; relocations: for an address that is known later. keep: what addresses in cells
     point to. known: cells and addresses of constants by value, so that equal ones are there once.
     """
 
+    where: Addresses = HERE
     cells: array[int] = field(default_factory=lambda: array("q", bytes(8 * Cell.FIRST)))
     addresses: dict[int, int] = field(default_factory=dict)
     marks: list[tuple[int, Word]] = field(default_factory=list)
+    relocations: list[tuple[int, Symbol]] = field(default_factory=list)
     keep: list[Any] = field(default_factory=list)
     known: dict[Any, int] = field(default_factory=dict)
 
     def cell(self, value: int = 0) -> int:
         """A new cell."""
-        if type(value) is Word:
-            self.cells.append(0)
-            self.mark(len(self.cells) - 1, value)
-            return len(self.cells) - 1
-        self.cells.append(value if value < 2**63 else value - 2**64)
+        self.cells.append(0)
+        self.put(len(self.cells) - 1, value)
         return len(self.cells) - 1
 
     def mark(self, cell: int, word: Word) -> None:
@@ -43,8 +44,10 @@ class FrameTemplate:
         """Give a cell its number, or let it wait for one."""
         if type(value) is Word:
             self.mark(cell, value)
+        elif type(value) is Symbol:
+            self.relocations.append((cell, value))
         else:
-            self.cells[cell] = value
+            self.cells[cell] = value if value < 2**63 else value - 2**64
 
     def block(self, count: int) -> int:
         """The first of several new cells, all 0."""
@@ -77,16 +80,14 @@ class FrameTemplate:
         """Address of a constant array (never null, also when it is empty)."""
         key = (kind.__name__, struct.pack(f"<{len(values)}d", *values) if kind is ctypes.c_double else values)
         if key not in self.known:
-            held = (kind * max(len(values), 1))(*values)
+            self.known[key], held = self.where.array(kind, values)
             self.keep.append(held)
-            self.known[key] = ctypes.addressof(held)
         return self.known[key]
 
     def text(self, value: str) -> int:
         """Address of a constant C string."""
         key = ("text", value)
         if key not in self.known:
-            held = ctypes.create_string_buffer(value.encode())
+            self.known[key], held = self.where.text(value)
             self.keep.append(held)
-            self.known[key] = ctypes.addressof(held)
         return self.known[key]

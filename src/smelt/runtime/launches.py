@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from smelt.runtime.kernels import kernels
-from smelt.runtime.loader import LoadedCode
+from smelt.runtime.addresses import HERE, Code, LoadKernel
 from smelt.runtime.plan import Blit, Expect, Launch, Load, Plan, Release, View, uses_of
 
 ADDRESSED = (Load, Blit, Expect)
@@ -36,19 +35,19 @@ class Launches:
     (`Empty`'s and the arena's), so that two of them never overlap but as the arena's offsets say.
     """
 
-    code: dict[int, LoadedCode] = field(default_factory=dict)
+    code: dict[int, Code] = field(default_factory=dict)
     spots: dict[int, Spot] = field(default_factory=dict)
     elided: dict[int, View] = field(default_factory=dict)
 
     @staticmethod
-    def of(plan: Plan, is_possible: bool) -> Launches:
+    def of(plan: Plan, is_possible: bool, load: LoadKernel = HERE.kernel) -> Launches:
         """Load the plan's kernels and settle where their buffers lie; nothing is native unless `is_possible`."""
         if not is_possible or not any(isinstance(i, (Launch, *ADDRESSED)) for i in plan.instructions):
             return Launches()
         code = {}
         for index, instruction in enumerate(plan.instructions):
             if isinstance(instruction, Launch) and _has_addresses(plan, instruction):
-                loaded = kernels().loaded(instruction.kernel)
+                loaded = load(instruction.kernel)
                 if loaded is not None:
                     code[index] = loaded
         elided = _elided(plan, {*code, *(i for i, one in enumerate(plan.instructions) if isinstance(one, ADDRESSED))})

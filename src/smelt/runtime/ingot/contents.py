@@ -87,6 +87,12 @@ class Contents:
         made = torch.empty(0, dtype=placed.dtype)
         return made.set_(self._memory(placed.stored), placed.offset, placed.sizes, placed.strides)
 
+    def whole(self, stored: str) -> torch.Tensor:
+        """The bytes of a stored tensor."""
+        if not self._stored[stored].nbytes:
+            return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8).set_(self._memory(stored))
+
     def as_saved(self, placed: Placed) -> torch.Tensor:
         """The tensor with the contents that the file has, in memory of its own."""
         self._check(placed)

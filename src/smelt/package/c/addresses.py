@@ -1,0 +1,102 @@
+"""Addresses of a table that C code runs: none is known yet, so each is a symbol, which becomes a relocation.
+
+Invariant: what has a symbol here is in the runtime (`runtime/smelt_program.h` lists its functions), and what is not is
+refused before a plan is encoded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from smelt.runtime.addresses import Code, Symbol
+from smelt.runtime.plan import KernelCode
+
+LIBRARY = frozenset(
+    (
+        "aoti_torch_empty_strided", "aoti_torch__reinterpret_tensor", "aoti_torch_delete_tensor_object",
+        "aoti_torch_copy_", "aoti_torch_get_data_ptr", "aoti_torch_get_dim", "aoti_torch_get_sizes",
+        "aoti_torch_get_strides", "aoti_torch_get_dtype", "torch_parallel_for",
+    )
+)  # fmt: skip
+"""Functions of torch's C shim that the runtime has under the same names."""
+_C = frozenset(
+    (
+        "PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch", "sched_yield", "clock_gettime",
+        "memcpy", "pow",
+    )
+)  # fmt: skip
+TEAM_LIMIT = 32
+"""The most threads of one call."""
+DTYPES: dict[torch.dtype, tuple[int, str, str]] = {
+    torch.uint8: (0, "U8", "uint8_t"), torch.int8: (1, "I8", "int8_t"), torch.int16: (2, "I16", "int16_t"),
+    torch.int32: (3, "I32", "int32_t"), torch.int64: (4, "I64", "int64_t"), torch.float16: (5, "F16", "uint16_t"),
+    torch.float32: (6, "F32", "float"), torch.float64: (7, "F64", "double"), torch.complex64: (9, "C64", "float"),
+    torch.bool: (11, "BOOL", "uint8_t"), torch.bfloat16: (15, "BF16", "uint16_t"),
+}  # fmt: skip
+"""smelt_dtype's number and name, and the type of C that has the elements' bits (of a complex one, half of them)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _KernelAt(Code):
+    number: int
+
+    def address(self, symbol: str) -> int:
+        return Symbol("kernel", self.number)
+
+
+@dataclass
+class Elsewhere:
+    """The addresses of one table, with its kernels and its constant data as they are asked for."""
+
+    kernels: list[KernelCode] = field(default_factory=list)
+    data: bytearray = field(default_factory=bytearray)
+    _numbers: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def limit(self) -> int:
+        return TEAM_LIMIT
+
+    def library(self, symbol: str) -> int | None:
+        return Symbol("function", symbol) if symbol in LIBRARY else None
+
+    def c_function(self, name: str) -> int | None:
+        return Symbol("function", name) if name in _C else None
+
+    def kernel(self, kernel: KernelCode) -> Code | None:
+        number = self._numbers.setdefault(kernel.symbol, len(self.kernels))
+        if number == len(self.kernels):
+            self.kernels.append(kernel)
+        return _KernelAt(number)
+
+    def held(self, slot: int, tensor: torch.Tensor) -> int:
+        return Symbol("held", slot)
+
+    def array(self, kind: Any, values: tuple[Any, ...]) -> tuple[int, Any]:
+        letter = "d" if kind is ctypes.c_double else "q"
+        return self._put(struct.pack(f"<{max(len(values), 1)}{letter}", *(values or (0,))))
+
+    def text(self, value: str) -> tuple[int, Any]:
+        return self._put(value.encode() + b"\0")
+
+    def _put(self, content: bytes) -> tuple[int, Any]:
+        at = len(self.data)
+        self.data += content + bytes(-len(content) % 8)
+        return Symbol("data", "", at), None
+
+    def dtype_code(self, dtype: torch.dtype) -> int | None:
+        found = DTYPES.get(dtype)
+        return None if found is None else found[0]
+
+    def device_code(self) -> int | None:
+        return 0
+
+    def team_words(self) -> int:
+        return 0  # a context has its own
+
+    def advises(self) -> int:
+        return 0  # memory of results is kept from call to call

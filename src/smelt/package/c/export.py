@@ -1,0 +1,191 @@
+"""`smelt export`: an ingot as a C library.
+
+ingot -- plans of one target --> tables, kernels, weights -- compiled and linked --> lib<name>.so, lib<name>.a
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from smelt.diag import PackageError
+from smelt.ir import parse
+from smelt.package.c.header import cmake_text, header_text
+from smelt.package.c.link import PUBLIC, RUNTIME, build, toolchain
+from smelt.package.c.signature import Signature, identifier, signature_of
+from smelt.package.c.tables import Table, TableWriter, Tensor, needs_library
+from smelt.package.c.text import ProgramText
+from smelt.package.c.weights import Weights
+from smelt.package.natives import TARGETS
+from smelt.runtime.ingot.abi import abi
+from smelt.runtime.ingot.contents import Contents, open_file
+from smelt.runtime.ingot.manifest import Manifest, Method, Placed
+from smelt.runtime.ingot.natives import NativeText, targets
+from smelt.runtime.plan import KernelCode
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written."""
+
+    name: str
+    target: str
+    signatures: tuple[Signature, ...]
+    library: Path
+    weights: Path
+
+
+def export(
+    ingot: Path, out: Path, *, target: str = "", name: str = "", compiler: str = "", flags: Sequence[str] = ()
+) -> Exported:
+    """Write an ingot as a C library into a folder.
+
+    target: "avx512", "avx2" or "neon"; "": the best that runs here. name: what C names begin with; "": that of the
+    file. compiler: a command, or "zig". flags: more for compiling and linking.
+    Raises: PackageError (S0701) for a broken file; (S0704) where it cannot be exported, naming the operators that
+    need torch.
+    """
+    contents = open_file(ingot, verify=True)
+    target = target or _target_here(contents.manifest)
+    name = identifier(name or ingot.stem).lower()
+    if not re.fullmatch("[a-z][a-z0-9_]*", name):
+        name = f"program_{name.strip('_')}"
+    program = _Program(contents, target, name)
+    program.read()
+    tools = toolchain(TARGETS[target].triple.partition("-")[0], compiler)
+    out.mkdir(parents=True, exist_ok=True)
+    weights = out / f"{name}.safetensors"
+    with tempfile.TemporaryDirectory(prefix="smelt-export-") as scratch:
+        folder = Path(scratch)
+        (folder / "program.c").write_text(program.source())
+        build(tools, folder, out, name, program.objects(folder), flags)
+    if program.file.content:
+        weights.write_bytes(program.file.content)
+    signatures = tuple(signature for signature, _ in program.tables)
+    (out / f"{name}.h").write_text(header_text(name, weights.name, signatures))
+    (out / f"{name}-config.cmake").write_text(cmake_text(name, weights.name))
+    for header in PUBLIC:
+        shutil.copyfile(RUNTIME / header, out / header)
+    return Exported(name, target, signatures, out / f"lib{name}.so", weights)
+
+
+def _target_here(manifest: Manifest) -> str:
+    found = [each for each in targets() if each in manifest.kernels]
+    if found:
+        return found[0]
+    raise _cannot(
+        f"the file has native code for {', '.join(manifest.kernels) or 'no machine'}, and this machine runs "
+        f"{', '.join(targets()) or 'none of its targets'}",
+        "name a target of the file by --target, or save the program for more of them",
+    )
+
+
+def _cannot(why: str, fix: str) -> PackageError:
+    return PackageError("the ingot cannot be exported to C", why=why, fix=fix, code="S0704")
+
+
+@dataclass
+class _Program:
+    """What is exported, as it is read out of the ingot."""
+
+    contents: Contents
+    target: str
+    name: str
+    tables: list[tuple[Signature, Table]] = field(default_factory=list)
+
+    def read(self) -> None:
+        """Raises: PackageError (S0701, S0704)."""
+        manifest, target = self.contents.manifest, self.target
+        if target not in TARGETS:
+            raise _cannot(f"there is no target {target!r}", f"name one of {', '.join(TARGETS)}")
+        if manifest.abi != abi():
+            raise _cannot(
+                f"its native code is of another version of Smelt, {manifest.smelt}", "save the program again with this"
+            )
+        texts = {name: self._text(name, method) for name, method in manifest.methods.items()}
+        self._check_operators(texts)
+        written = {number for method in manifest.methods.values() for number in method.written}
+        self._stored = frozenset(manifest.state[number].placed.stored for number in written)
+        for name, method in manifest.methods.items():
+            self._check_written(name, method, texts[name])
+        self.weights = Weights(self.contents, target in targets(), self._stored)
+        for name, method in manifest.methods.items():
+            self._add(name, method, texts[name])
+        self.state = [self._named(number) for number in sorted(written)]
+        self.file = self.weights.written_file()
+
+    def _text(self, name: str, method: Method) -> NativeText:
+        entry = method.native.get(self.target)
+        if entry is None:
+            why = method.why_not_native.get(self.target, f"the file was saved without {self.target}")
+            raise _cannot(f"{name} has no native code for {self.target}: {why}", "save the program for this target")
+        kernels = self.contents.entry(self.contents.manifest.kernels[self.target])
+        return NativeText.read(self.contents.json(entry), kernels, method, len(self.contents.manifest.state))
+
+    def _check_operators(self, texts: dict[str, NativeText]) -> None:
+        needed = {name: needs_library(text.plan) for name, text in texts.items()}
+        if any(needed.values()):
+            listed = "; ".join(f"{name}: {', '.join(ops)}" for name, ops in needed.items() if ops)
+            raise _cannot(
+                f"these operators have no kernel of Smelt's own, and need torch: {listed}",
+                "run the ingot by smelt.load, or write the program without them",
+            )
+
+    def _check_written(self, name: str, method: Method, text: NativeText) -> None:
+        """Contents that native code holds in another form must not change."""
+        state = self.contents.manifest.state
+        for number in {*method.folded, *text.baked}:
+            if state[number].placed.stored in self._stored:
+                raise _cannot(
+                    f"calls write to {state[number].path}, which {name} holds packed or folded",
+                    "run the ingot by smelt.load, which packs it again",
+                )
+
+    def _add(self, name: str, method: Method, text: NativeText) -> None:
+        writer = TableWriter(
+            name, [each.dtype for each in method.inputs], text, self.weights,
+            lambda kind, path: method.state[kind, path], self._tensor, self._placed,
+        )  # fmt: skip
+        table = writer.table()
+        constants = {path: self._tensor(number) for (kind, path), number in method.state.items() if kind == "const"}
+        graph = parse(self.contents.text(method.graph), constants)
+        given = [i for i, source in enumerate(table.outputs) if source is not None]
+        self.tables.append((signature_of(name, method, graph, given), table))
+
+    def _tensor(self, number: int) -> torch.Tensor:
+        return self.contents.tensor(self._placed(number))
+
+    def _placed(self, number: int) -> Placed:
+        return self.contents.manifest.state[number].placed
+
+    def _named(self, number: int) -> tuple[str, Tensor]:
+        state = self.contents.manifest.state[number]
+        placed = state.placed
+        block = self.weights.of_stored(placed)
+        offset = placed.offset * placed.dtype.itemsize
+        return state.path, Tensor(block, offset, placed.dtype, placed.sizes, placed.strides)
+
+    def source(self) -> str:
+        """The tables as C source."""
+        text = ProgramText(self.name, self.target, self.tables, self.file, self.weights.packings, self.state)
+        return text.source()
+
+    def objects(self, folder: Path) -> list[Path]:
+        """The files of the executor and of each kernel, once."""
+        manifest = self.contents.manifest
+        machine = TARGETS[self.target].triple.partition("-")[0]
+        executor = folder / f"smelt_executor_{machine}.o"
+        executor.write_bytes(bytes(self.contents.entry(manifest.executors[machine])))
+        kernels: dict[str, KernelCode] = {k.symbol: k for _, table in self.tables for k in table.kernels}
+        kernels |= {packing.kernel.symbol: packing.kernel for packing in self.weights.packings}
+        paths = [executor]
+        for symbol, kernel in kernels.items():
+            paths.append(folder / f"{symbol}.o")
+            paths[-1].write_bytes(kernel.object)
+        return paths

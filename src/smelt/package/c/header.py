@@ -1,0 +1,105 @@
+"""What is written for users beside the library: a header with the program's own signature, and a file for CMake."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from smelt.package.c.addresses import DTYPES
+from smelt.package.c.signature import Kind, Signature, identifier
+
+
+def header_text(name: str, weights: str, signatures: Sequence[Signature]) -> str:
+    """The header: the program, and a typed function for each entry point."""
+    guard = f"{name.upper()}_H"
+    entries = ", ".join(f"{name}_entry_{s.name} = {i}" for i, s in enumerate(signatures))
+    lines = [
+        f"/* {name}: made by `smelt export`. Weights: {weights}. smelt.h says what the functions do. */",
+        f"#ifndef {guard}", f"#define {guard}", "", '#include "smelt.h"', "", "#ifdef __cplusplus", 'extern "C" {',
+        "#endif", "", f"extern const smelt_program {name}_program;", f"enum {{ {entries} }};", "",
+    ]  # fmt: skip
+    for signature in signatures:
+        lines += _entry(name, signature)
+    return "\n".join([*lines, "#ifdef __cplusplus", "}", "#endif", "#endif", ""])
+
+
+def _entry(name: str, signature: Signature) -> list[str]:
+    function = f"{name}_{signature.name}"
+    outputs = list(signature.outputs.values())
+    names = _members(outputs)
+    lines = [f"/* {signature}", " *", " * Results stay where they are until the context's next call. */"]
+    members = [f"    {_member(kind, label)}" for kind, label in zip(outputs, names, strict=True)]
+    lines += [f"typedef struct {function}_result {{", *(members or ["    char none;"]), f"}} {function}_result;", ""]
+    arguments = [_argument(kind) for kind in signature.inputs]
+    pad = " " * len(f"static inline smelt_status {function}(")
+    lines.append(f"static inline smelt_status {function}(smelt_context *context,")
+    lines += [f"{pad}{argument}," for argument in arguments]
+    lines += [f"{pad}{function}_result *result)", "{"]
+    lines += _body(name, signature, names)
+    return [*lines, "}", ""]
+
+
+def _body(name: str, signature: Signature, names: Sequence[str]) -> list[str]:
+    inputs, outputs = signature.inputs, list(signature.outputs.values())
+    lines = []
+    for i, kind in enumerate(inputs):
+        for what, values in (("sizes", kind.sizes), ("strides", kind.strides or ())):
+            if values:
+                lines.append(f"    static const int64_t {what}{i}[] = {{{', '.join(map(str, values))}}};")
+    lines += [f"    smelt_tensor inputs[{max(len(inputs), 1)}], outputs[{max(len(outputs), 1)}];"]
+    for i, kind in enumerate(inputs):
+        lines += [
+            f"    inputs[{i}].data = (void *){kind.name};",
+            f"    inputs[{i}].dtype = SMELT_{DTYPES[kind.dtype][1]};",
+            f"    inputs[{i}].ndim = {len(kind.sizes)};",
+            f"    inputs[{i}].sizes = {f'sizes{i}' if kind.sizes else 'NULL'};",
+            f"    inputs[{i}].strides = {f'strides{i}' if kind.strides else 'NULL'};",
+        ]
+    entry = f"{name}_entry_{signature.name}"
+    call = f"smelt_call(context, {entry}, inputs, {len(inputs)}, outputs, {len(outputs)})"
+    lines += [f"    smelt_status status = {call};", "    if (status != SMELT_OK)", "        return status;"]
+    for i, (kind, label) in enumerate(zip(outputs, names, strict=True)):
+        found = f"outputs[{i}]" if -1 in kind.sizes else f"(const {DTYPES[kind.dtype][2]} *)outputs[{i}].data"
+        lines.append(f"    result->{label} = {found};")
+    lines += ["    (void)result;"] if not outputs else []
+    return [*lines, "    return SMELT_OK;"]
+
+
+def _members(outputs: Sequence[Kind]) -> list[str]:
+    return [identifier(kind.name) for kind in outputs]
+
+
+def _member(kind: Kind, name: str) -> str:
+    if -1 in kind.sizes:
+        return f"smelt_tensor {name}; /* {kind}: its sizes depend on the data */"
+    return f"const {DTYPES[kind.dtype][2]} *{name}; /* {kind}{_strides(kind)} */"
+
+
+def _argument(kind: Kind) -> str:
+    const = "" if kind.is_written else "const "
+    return f"{const}{DTYPES[kind.dtype][2]} *{kind.name}"
+
+
+def _strides(kind: Kind) -> str:
+    return "" if kind.strides is None else f", strides {list(kind.strides)}"
+
+
+def cmake_text(name: str, weights: str) -> str:
+    """`find_package(<name> CONFIG)`: targets <name>::shared and <name>::static, and where the weights are."""
+    return f"""# Made by `smelt export`. find_package({name} CONFIG REQUIRED PATHS <this folder>), then link
+# {name}::shared, or {name}::static. {name}_WEIGHTS is the file that {name}_program is opened with.
+get_filename_component(_{name}_folder "${{CMAKE_CURRENT_LIST_FILE}}" DIRECTORY)
+set({name}_WEIGHTS "${{_{name}_folder}}/{weights}")
+find_package(Threads REQUIRED)
+if(NOT TARGET {name}::shared)
+  add_library({name}::shared SHARED IMPORTED)
+  set_target_properties({name}::shared PROPERTIES
+    IMPORTED_LOCATION "${{_{name}_folder}}/lib{name}.so"
+    IMPORTED_NO_SONAME ON
+    INTERFACE_INCLUDE_DIRECTORIES "${{_{name}_folder}}")
+  add_library({name}::static STATIC IMPORTED)
+  set_target_properties({name}::static PROPERTIES
+    IMPORTED_LOCATION "${{_{name}_folder}}/lib{name}.a"
+    INTERFACE_LINK_LIBRARIES "Threads::Threads;m"
+    INTERFACE_INCLUDE_DIRECTORIES "${{_{name}_folder}}")
+endif()
+"""

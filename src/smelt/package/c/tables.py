@@ -1,0 +1,318 @@
+"""A plan as the table that C code runs: words and cells as the executor has them, and relocations.
+
+Invariant: the encoder is the one that runs plans in this process; here stands only what the addresses are of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+
+from smelt.diag import InternalError, PackageError
+from smelt.package.c.addresses import LIBRARY, Elsewhere
+from smelt.package.c.weights import Weights
+from smelt.runtime.check import check_plan
+from smelt.runtime.elf import external_names, parse_object
+from smelt.runtime.encode import encode
+from smelt.runtime.encoded import Encoded
+from smelt.runtime.failures import describe
+from smelt.runtime.ingot.errors import broken
+from smelt.runtime.ingot.held_json import FromState, Held, Packed
+from smelt.runtime.ingot.manifest import Placed
+from smelt.runtime.ingot.natives import NativeText
+from smelt.runtime.plan import (
+    NUMBER_DTYPES,
+    Bump,
+    Call,
+    Dispatch,
+    Expect,
+    KernelCode,
+    Launch,
+    Plan,
+    PyCall,
+    Scalar,
+    Word,
+)
+from smelt.runtime.recipes import Either, Fresh, Number, OfKind, OutputRecipe, Plain, Same, Spent, StateName, ViewOf
+from smelt.runtime.table import FRAME_ALIGNMENT, Op
+
+# Of the C library, what a kernel's object may name: LLVM itself makes such calls.
+_C_LIBRARY = frozenset(("memcpy", "memmove", "memset", "memcmp"))
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor over a block, or over the arena; offset in bytes."""
+
+    block: int
+    offset: int
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Relocation:
+    """A cell's address; kind and index as `smelt_program.h` has them (a function's index is its name)."""
+
+    cell: int
+    kind: str
+    index: int | str
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What stands behind a record that may fail."""
+
+    kind: str
+    text: str
+    operation: int = 0
+    dst: int = 0
+    a: int = 0
+    b: int = 0
+    at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """How an output comes to be; kind as `smelt_program.h` has it."""
+
+    kind: str
+    cell: int = 0
+    dtype: torch.dtype = torch.int64
+    value: int | float | bool = 0
+    over: Tensor | None = None
+    options: tuple[Source, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """One entry point. outputs: None for one that C has no value for."""
+
+    words: Sequence[int]
+    cells: Sequence[int]
+    relocations: Sequence[Relocation]
+    data: bytes
+    kernels: Sequence[KernelCode]
+    held: Sequence[Tensor]
+    planned: Sequence[Tensor]
+    input_cells: Sequence[int]
+    result_cells: Sequence[int]
+    outputs: Sequence[Source | None]
+    steps: Sequence[Step]
+    arena_nbytes: int
+    scratch_stride: int
+    team_limit: int
+
+
+State: TypeAlias = Callable[[str, str], int]
+"""(kind, path) as the graph says -> number of the state."""
+
+
+# --- what needs torch -------------------------------------------------------------------------------------------------
+
+
+def needs_library(plan: Plan) -> list[str]:
+    """The operators, each once, that only torch has."""
+    found: dict[str, None] = {}
+    for instruction in plan.instructions:
+        match instruction:
+            case Call(symbol=symbol) if symbol not in LIBRARY:
+                found[_operator_of(symbol)] = None
+            case Dispatch() | PyCall():
+                found[describe(instruction)] = None
+            case Launch(kernel=kernel, label=label):
+                names = [n for n in external_names(parse_object(kernel.object)) if n.startswith("Sleef_")]
+                found.update(dict.fromkeys(f"{label or kernel.symbol} ({name})" for name in names))
+            case _:
+                pass
+    return list(found)
+
+
+def _operator_of(symbol: str) -> str:
+    """aoti_torch_cpu_sort_stable  ==>  aten.sort_stable"""
+    return f"aten.{symbol.removeprefix('aoti_torch_').removeprefix('cpu_').lstrip('_')}"
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class TableWriter:
+    """Makes the table of one entry point. inputs: their dtypes. tensor, placed: of the state, by number."""
+
+    name: str
+    inputs: Sequence[torch.dtype]
+    text: NativeText
+    weights: Weights
+    state: State
+    tensor: Callable[[int], torch.Tensor]
+    placed: Callable[[int], Placed]
+    where: Elsewhere = field(default_factory=Elsewhere)
+    _held: dict[int, Tensor] = field(default_factory=dict)
+    _results: list[int] = field(default_factory=list)
+
+    def table(self) -> Table:
+        """Raises: PackageError (S0701) for a plan that breaks its rules, (S0704) for one that C cannot run."""
+        plan = self._plan()
+        encoded = encode(plan, where=self.where)
+        self._check_encoded(plan, encoded)
+        self._held = {slot: self._tensor(recipe) for slot, recipe in self.text.held}
+        planned = [Tensor(0, t.offset, t.dtype, t.sizes, t.strides) for t in plan.arena]
+        self._results = list(dict.fromkeys(slot for slot in plan.outputs if slot not in plan.kinds))
+        stride = -(-encoded.scratch_nbytes // FRAME_ALIGNMENT) * FRAME_ALIGNMENT
+        return Table(
+            words=list(encoded.code),
+            cells=list(encoded.cells),
+            relocations=self._relocations(plan, encoded),
+            data=bytes(self.where.data),
+            kernels=self.where.kernels,
+            held=list(self._held.values()),
+            planned=planned,
+            input_cells=[encoded.cell_of[slot] for slot in plan.inputs],
+            result_cells=[encoded.cell_of[slot] for slot in self._results],
+            outputs=[self._source(plan, encoded, recipe) for recipe in self.text.outputs],
+            steps=_steps(plan, encoded),
+            arena_nbytes=plan.arena_nbytes,
+            scratch_stride=stride,
+            team_limit=encoded.team_limit,
+        )
+
+    def _plan(self) -> Plan:
+        """The plan without what only Python's tensors have, over weights that do not move."""
+        plan = self.text.plan
+        held = tuple((slot, torch.empty(0)) for slot, _ in self.text.held)
+        try:
+            check_plan(replace(plan, held=held))
+        except InternalError as error:
+            raise broken("its plan", str(error.what)) from None
+        if _has_words(plan.instructions):
+            raise refused(self.name, "its sizes are free", "save the program for fixed sizes, one entry point for each")
+        kept = tuple(each for each in plan.instructions if not isinstance(each, Bump))
+        return replace(plan, held=held, instructions=kept, fixed=frozenset(slot for slot, _ in held), origins=())
+
+    def _check_encoded(self, plan: Plan, encoded: Encoded) -> None:
+        stepped = {owner for at, owner in zip(encoded.starts, encoded.owners, strict=True) if _is_step(encoded, at)}
+        if stepped:
+            names = ", ".join(dict.fromkeys(describe(plan.instructions[index]) for index in sorted(stepped)))
+            raise refused(self.name, f"C has no form for {names}", "run the ingot by smelt.load")
+        for kernel in self.where.kernels:
+            unknown = [n for n in external_names(parse_object(kernel.object)) if not _is_linked(n)]
+            if unknown:
+                raise refused(self.name, f"a kernel calls {', '.join(unknown)}", "save the program again")
+
+    def _tensor(self, recipe: Held) -> Tensor:
+        match recipe:
+            case FromState(number=number):
+                return self._over(self.placed(number))
+            case Placed():
+                return self._over(recipe)
+            case Packed():
+                block = self.weights.of_packed(recipe, self.text.code, self.tensor)
+                return Tensor(block, 0, recipe.panels, (recipe.nelements,), (1,))
+
+    def _over(self, placed: Placed) -> Tensor:
+        offset = placed.offset * placed.dtype.itemsize
+        return Tensor(self.weights.of_stored(placed), offset, placed.dtype, placed.sizes, placed.strides)
+
+    def _relocations(self, plan: Plan, encoded: Encoded) -> list[Relocation]:
+        found = [Relocation(cell, "FRAME", at) for cell, at in encoded.addresses]
+        found += [Relocation(cell, "ARENA", 0, offset) for cell, offset in encoded.arena_addresses]
+        low, high = encoded.arena_cells
+        found += [Relocation(low, "ARENA", 0), Relocation(high, "ARENA", 0, plan.arena_nbytes)]
+        found += [Relocation(encoded.cell_of[slot], "HELD", i) for i, slot in enumerate(self._held)]
+        found += [Relocation(encoded.cell_of[t.slot], "PLANNED", i) for i, t in enumerate(plan.arena)]
+        for cell, symbol in encoded.relocations:
+            match symbol.kind:
+                case "held":
+                    over = self._held[symbol.name]
+                    found.append(Relocation(cell, "BLOCK", over.block, over.offset + symbol.offset))
+                case "data":
+                    found.append(Relocation(cell, "DATA", 0, symbol.offset))
+                case kind:
+                    found.append(Relocation(cell, kind.upper(), symbol.name, symbol.offset))
+        return found
+
+    # --- outputs
+
+    def _source(self, plan: Plan, encoded: Encoded, recipe: OutputRecipe) -> Source | None:
+        match recipe:
+            case OfKind(recipe=inner) | Spent(recipe=inner):
+                return self._source(plan, encoded, inner)
+            case Fresh(index=index) | Number(index=index):
+                slot = plan.outputs[index]
+                number = plan.kinds.get(slot)
+                if number is None:
+                    return Source("RESULT", self._results.index(slot))
+                return Source("NUMBER", encoded.cell_of[slot], NUMBER_DTYPES[number])
+            case Same(source=int(place)):
+                return Source("INPUT", place)
+            case Same(source=StateName(kind=kind, path=path)):
+                return Source("BLOCK", over=self._over(self.placed(self.state(kind, path))))
+            case ViewOf():
+                return self._view(recipe)
+            case Either(which=which, options=options):
+                found = tuple(self._source(plan, encoded, option) for option in options)
+                cell = encoded.cell_of[plan.outputs[which]]
+                return Source("EITHER", cell, options=tuple(one for one in found if one is not None))
+            case Plain(value=value) if isinstance(value, (bool, int, float)):
+                dtype = {bool: torch.bool, int: torch.int64, float: torch.float64}[type(value)]
+                return Source("CONSTANT", dtype=dtype, value=value)
+        return None
+
+    def _view(self, recipe: ViewOf) -> Source:
+        source = recipe.source
+        if isinstance(source, int):
+            dtype = self.inputs[source]
+            over = Tensor(0, recipe.offset * dtype.itemsize, dtype, recipe.sizes, recipe.strides)
+            return Source("INPUT", source, over=over)
+        base = self._over(self.placed(self.state(source.kind, source.path)))
+        offset = base.offset + recipe.offset * base.dtype.itemsize
+        return Source("BLOCK", over=Tensor(base.block, offset, base.dtype, recipe.sizes, recipe.strides))
+
+
+def refused(name: str, why: str, fix: str) -> PackageError:
+    """The error for an entry point that C cannot run."""
+    return PackageError(f"{name} cannot be exported to C", why=why, fix=fix, code="S0704")
+
+
+def _has_words(value: Any) -> bool:
+    if type(value) is Word:
+        return True
+    if isinstance(value, tuple):
+        return any(map(_has_words, value))
+    return is_dataclass(value) and any(_has_words(getattr(value, each.name)) for each in fields(value))
+
+
+def _is_step(encoded: Encoded, at: int) -> bool:
+    return bool(encoded.code[at] == Op.STEP)
+
+
+def _is_linked(name: str) -> bool:
+    return name in _C_LIBRARY or not name.startswith(("Sleef_", "aoti_", "torch_", "smelt_"))
+
+
+def _steps(plan: Plan, encoded: Encoded) -> list[Step]:
+    """The steps by their numbers, then the expectations."""
+    owned = zip(encoded.starts, encoded.owners, strict=True)
+    numbers = {owner: at for at, owner in owned if encoded.code[at] == Op.ARITH}
+    found = []
+    for owner in encoded.step_owners:
+        instruction = plan.instructions[owner]
+        if isinstance(instruction, Scalar):
+            at = numbers[owner]
+            operation, dst, a, b = encoded.code[at + 2 : at + 6]
+            found.append(Step("NUMBER", describe(instruction), operation, dst, a, b))
+        else:
+            found.append(Step("LAUNCH", describe(instruction)))
+    for at, owner in zip(encoded.starts, encoded.owners, strict=True):
+        expected = plan.instructions[owner] if encoded.code[at] == Op.EXPECT else None
+        if isinstance(expected, Expect):
+            where = expected.where
+            line = f" at {where.file}:{where.line}" if where is not None else ""
+            found.append(Step("EXPECT", f"it was captured for {expected.literal!r}{line}", at=at))
+    return found
