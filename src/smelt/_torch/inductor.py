@@ -18,12 +18,15 @@ MODULES = ("torch._dynamo", "torch._inductor.compile_fx")
 """What `torch.compile` imports on first use."""
 
 
+_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+"""The variables that name the folders, read each time that one is needed."""
+
+
 @contextlib.contextmanager
 def _cache_dir(path: str) -> Iterator[None]:
     """Point Inductor's caches at `path` (read by Inductor each time it needs a file)."""
-    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, path))
+    before = {name: os.environ.get(name) for name in _CACHES}
+    use_cache(path)
     try:
         yield
     finally:
@@ -55,6 +58,31 @@ def compile_and_run(
         compiled = torch.compile(target, backend="inductor", dynamic=False, fullgraph=False, options=dict(options))
         compiled(*args)
     return compiled
+
+
+def set_config(options: Mapping[str, Any]) -> None:
+    """Set Inductor's global options for the rest of this process: what is compiled later must meet them, too.
+
+    Raises: AttributeError where this version has no such option.
+    """
+    if options:
+        config = importlib.import_module("torch._inductor.config")
+        for name, value in options.items():
+            setattr(config, name, value)
+
+
+def use_cache(path: str) -> None:
+    """Keep what `torch.compile` makes from now on in a folder of its own."""
+    os.environ.update(dict.fromkeys(_CACHES, path))
+
+
+def graphs_made() -> int | None:
+    """How many graphs Dynamo has compiled in this process since the last `forget`; None where nobody counts them."""
+    try:
+        counters = importlib.import_module("torch._dynamo.utils").counters
+        return int(counters["stats"]["unique_graphs"])
+    except (ImportError, AttributeError, KeyError, TypeError):
+        return None
 
 
 def forget() -> None:

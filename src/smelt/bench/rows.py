@@ -105,16 +105,17 @@ def _cpu_name() -> str:
 
 def as_json(rows: Iterable[Row]) -> str:
     """The rows as JSON, floats to 6 significant digits (a NaN or infinity as text, since JSON has neither)."""
-    return json.dumps([_plain(asdict(row)) for row in rows], indent=1, allow_nan=False)
+    return json.dumps([as_plain(asdict(row)) for row in rows], indent=1, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def as_plain(value: Any) -> Any:
+    """As JSON takes it, floats to 6 significant digits."""
     if isinstance(value, float):
         return float(f"{value:.6g}") if value - value == 0 else str(value)
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): as_plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [as_plain(v) for v in value]
     return value if isinstance(value, bool | int | str | None) else str(value)
 
 

@@ -14,11 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
 import resource
-import signal
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -27,14 +24,12 @@ from typing import Any
 
 import torch
 
-from smelt.bench.measure import describe_error
+from smelt.bench.fresh import NoAnswerError, answer, ask
 from smelt.bench.models import MODELS
 from smelt.bench.quiet import quiet
 from smelt.bench.systems import DTYPES, Context, systems
 from smelt.bench.training import training_systems
 from smelt.bench.training_models import TRAINING_MODELS
-
-_MARK = "smelt-startup:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +79,10 @@ def measure_startup(model_name: str, system_name: str, threads: int, dtype: str,
             importlib.import_module(module)
         import_s = time.perf_counter() - start
         base_mb = peak_resident_mb()
-        start, cpu = time.perf_counter(), _cpu_s()
+        start, cpu = time.perf_counter(), cpu_s()
         ready = system.prepare(target, args, Context(threads, dtype, cache_dir))
         ready.outputs(ready.call(*ready.args))
-        first, cpu = time.perf_counter(), _cpu_s() - cpu
+        first, cpu = time.perf_counter(), cpu_s() - cpu
         ready.call(*ready.args)
         second = time.perf_counter()
         peak_mb = peak_resident_mb()
@@ -96,7 +91,7 @@ def measure_startup(model_name: str, system_name: str, threads: int, dtype: str,
     return Startup(import_s, first - start, cpu, second - first, base_mb, peak_mb)
 
 
-def _cpu_s() -> float:
+def cpu_s() -> float:
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
 
@@ -112,61 +107,22 @@ def startup_pair(
     try:
         cold = _in_fresh_process(model_name, system_name, threads, dtype, cache_dir, budget_s)
         warm = _in_fresh_process(model_name, system_name, threads, dtype, cache_dir, budget_s)
-    except _StartupFailedError as error:
-        return StartupPair(cold, None, str(error))
+    except NoAnswerError as error:
+        return StartupPair(cold, None, f"start-up: {error}")
     return StartupPair(cold, warm)
-
-
-class _StartupFailedError(Exception):
-    """The fresh process gave no measurement; the text says why."""
-
-
-def _environment(cache_dir: Path) -> dict[str, str]:
-    """The parent's environment with every cache that a system finds by itself pointed at `cache_dir`."""
-    caches = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "SMELT_CACHE_DIR")
-    return {**os.environ, **dict.fromkeys(caches, str(cache_dir)), "HF_HUB_OFFLINE": "1"}
 
 
 def _in_fresh_process(
     model_name: str, system_name: str, threads: int, dtype: str, cache_dir: Path, budget_s: float
 ) -> Startup:
-    request = json.dumps([model_name, system_name, threads, dtype, str(cache_dir)])
-    with subprocess.Popen(
-        [sys.executable, "-m", "smelt.bench.startup", request],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=_environment(cache_dir), start_new_session=True,
-    ) as process:  # fmt: skip
-        try:
-            out, err = process.communicate(timeout=budget_s)
-        except subprocess.TimeoutExpired:
-            raise _StartupFailedError(f"start-up: no result after {budget_s:.0f} s") from None
-        finally:
-            _end_group(process)
-    for line in reversed(out.splitlines()):
-        if line.startswith(_MARK):
-            answer: dict[str, Any] = json.loads(line[len(_MARK) :])
-            if "error" in answer:
-                raise _StartupFailedError(f"start-up: {answer['error']}")
-            return Startup(**answer)
-    last = (err.strip().splitlines() or ["no output"])[-1]
-    raise _StartupFailedError(f"start-up: process ended with code {process.returncode}: {last[:200]}")
+    request = [model_name, system_name, threads, dtype, str(cache_dir)]
+    return Startup(**ask("smelt.bench.startup", request, cache_dir, budget_s))
 
 
-def _end_group(process: subprocess.Popen[str]) -> None:
-    """End the process and whatever it started and left behind (compile workers)."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def _main(request: str) -> None:
-    """The fresh process: one request in, one marked line of JSON out."""
-    model_name, system_name, threads, dtype, cache_dir = json.loads(request)
-    try:
-        answer: dict[str, Any] = asdict(measure_startup(model_name, system_name, threads, dtype, Path(cache_dir)))
-    except Exception as error:
-        answer = {"error": describe_error(error)}
-    print(_MARK + json.dumps(answer), flush=True)
+def _answer(request: list[Any]) -> dict[str, Any]:
+    model_name, system_name, threads, dtype, cache_dir = request
+    return asdict(measure_startup(model_name, system_name, threads, dtype, Path(cache_dir)))
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1])
+    answer(_answer)

@@ -1,0 +1,1 @@
+"""One program under many configurations of the compilers there are: what each costs, gives and breaks."""
