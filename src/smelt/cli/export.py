@@ -14,8 +14,8 @@ from smelt.package.c.export import export as export_ingot
 def export(
     ingot: Annotated[str, typer.Argument(help="A saved program, a file that ends with .ingot.", show_default=False)],
     out: Annotated[Path, typer.Option("--out", help="The folder to write to.")] = Path("build"),
-    target: Annotated[str, typer.Option(help="avx512, avx2 or neon; as this machine if not given.")] = "",
-    name: Annotated[str, typer.Option(help="What names in C begin with; the file's name if not given.")] = "",
+    target: Annotated[str, typer.Option(help="avx512, avx2 or neon; by default this machine's.")] = "",
+    name: Annotated[str, typer.Option(help="What names in C begin with; by default the file's name.")] = "",
     compiler: Annotated[str, typer.Option(help="A C compiler's command, or zig (the package ziglang).")] = "",
 ) -> None:
     """Make a C library of a saved program, which needs no Python and no torch.

@@ -12,7 +12,10 @@ from smelt.package.c.tables import Source, Step, Table, Tensor
 from smelt.package.c.weights import File, PackedLater
 
 _CPUS = {"avx2": "SMELT_NEEDS_AVX2", "avx512": "SMELT_NEEDS_AVX512", "neon": "SMELT_NEEDS_NEON"}
-_ARRAYS = "code cells relocations data kernels held planned input_cells result_cells outputs steps"
+_ARRAYS = (
+    "code", "cells", "relocations", "data", "kernels", "held", "planned", "input_cells", "result_cells", "outputs",
+    "steps",
+)  # fmt: skip
 
 
 @dataclass
@@ -80,7 +83,7 @@ class ProgramText:
         counts = [table.cells, table.relocations, table.held, table.planned, table.result_cells, table.steps]
         kinds = f"{len(signature.inputs)}, {len(signature.outputs)}, {at}inputs, {at}output_types"
         return (
-            f"{{{{{quoted(signature.name)}, {kinds}}}, {', '.join(at + name for name in _ARRAYS.split())}, "
+            f"{{{{{quoted(signature.name)}, {kinds}}}, {', '.join(at + name for name in _ARRAYS)}, "
             f"{', '.join(str(len(c)) for c in counts)}, {table.team_limit}, {table.arena_nbytes}u, "
             f"{table.scratch_stride}u}}"
         )
