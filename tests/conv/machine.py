@@ -81,7 +81,7 @@ def run(
     # Around the result lies what no kernel may touch.
     memory = torch.full((sizes[0] * sizes[1] * sizes[2] * sizes[3] + 128,), -7.0)
     out = memory[64:-64].view(sizes).permute(0, 3, 1, 2)
-    held = plan.pack(case.weight)
+    held = plan.filters.packed(case.weight), *plan.tables()
     buffers = [case.x, out, *held, *operands]
     starts = reversed(range(0, plan.items, min(chunk, plan.items)))
     ranges = [(begin, min(begin + chunk, plan.items)) for begin in starts]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from smelt.codegen.conv import pack, winograd
 from smelt.codegen.conv.repack import Packed, repacking
 from smelt.codegen.conv.shape import ConvShape, Window
 from smelt.diag import Options
+from smelt.runtime import filters
 from tests.codegen import harness
 from tests.codegen.harness import rms_ratio
 from tests.conv.machine import isas, run_text
@@ -45,19 +45,19 @@ def test_packing_in_a_call_is_that_of_torch(name: str) -> None:
             shape = ConvShape(1, ours.shape[1] * groups, 9, 9, ours.shape[0], kh, kw, Window(), groups)
             for vectors in (1, 3):
                 packed = Packed("dense", isa.f32_lanes, vectors, is_turned)
-                wanted, there = (pack.pack_dense(t, groups, packed.columns) for t in (ours, torch.ones_like(ours)))
+                wanted, there = (filters.pack_dense(t, groups, packed.columns) for t in (ours, torch.ones_like(ours)))
                 assert torch.equal(_packed(name, shape, packed, weight) * there.flatten(), wanted.flatten())
     for is_turned in (False, True):
         weight = normal(7, 1, 3, 3)
         shape, packed = ConvShape(1, 7, 9, 9, 7, 3, 3, Window(), 7), Packed("depthwise", isa.f32_lanes, 1, is_turned)
         ours = weight.flip(2, 3) if is_turned else weight
-        wanted, there = (pack.pack_depthwise(t, isa.f32_lanes) for t in (ours, torch.ones_like(ours)))
+        wanted, there = (filters.pack_depthwise(t, isa.f32_lanes) for t in (ours, torch.ones_like(ours)))
         assert torch.equal(_packed(name, shape, packed, weight) * there.flatten(), wanted.flatten())
         weight = normal(64, 32, 3, 3)
         ours = turned(weight, 1) if is_turned else weight
         shape = ConvShape(1, ours.shape[1], 9, 9, ours.shape[0], 3, 3, Window())
         packed = Packed("winograd", isa.f32_lanes, 2, is_turned)
-        wanted = winograd.pack_winograd(ours, packed.columns).flatten()
+        wanted = filters.pack_winograd(ours, packed.columns).flatten()
         torch.testing.assert_close(_packed(name, shape, packed, weight), wanted, rtol=1e-6, atol=1e-6)
 
 

@@ -48,6 +48,21 @@ class Convolved(nn.Module):
         return F.relu(self.norm(self.conv(x))).mean((2, 3))
 
 
+class Filters(nn.Module):
+    """A convolution of each form that kernels read weights in, each with a norm that is folded into it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm1 = nn.Conv2d(3, 64, 3, 2, 1), nn.BatchNorm2d(64)
+        self.square, self.norm2 = nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64)
+        self.apart, self.norm3 = nn.Conv2d(64, 64, 3, padding=1, groups=64), nn.BatchNorm2d(64)
+        self.grouped = nn.Conv2d(64, 64, 1, groups=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm2(self.square(F.relu(self.norm1(self.first(x))))))
+        return self.grouped(self.norm3(self.apart(x)))
+
+
 class Counter(nn.Module):
     """State that each call writes to: a cache of rows, and where the next one goes."""
 
@@ -145,6 +160,7 @@ def cases() -> Mapping[str, Case]:
         "mlp": traced(lambda: Mlp().eval(), torch.randn(3, 16)),
         "tied": traced(lambda: Tied().eval(), torch.randint(20, (2, 5))),
         "convolved": traced(lambda: Convolved().eval(), torch.randn(1, 3, 8, 8)),
+        "filters": traced(lambda: Filters().eval(), torch.randn(1, 3, 28, 28)),
         "attention": traced(lambda: Attention().eval(), torch.randn(2, 6, 32)),
         "half": traced(lambda: Mlp().eval().bfloat16(), torch.randn(3, 16, dtype=torch.bfloat16)),
         "double": traced(lambda: Mlp().eval().double(), torch.randn(3, 16, dtype=torch.float64)),

@@ -146,10 +146,7 @@ class _Writer:
         state = self._state_of(name, unit)
         args, kwargs = structure_of(signature.args, "args"), structure_of(signature.kwargs, "kwargs")
         assert isinstance(args, Sequence_) and isinstance(kwargs, Mapping_)
-        graph, as_written = f"graphs/{name}.txt", f"graphs/{name}.as_written.txt"
-        assert unit.captured.graph is not None
-        self.entries[graph] = [with_short_paths(str(unit.graph)).encode()]
-        self.entries[as_written] = [with_short_paths(str(unit.captured.graph)).encode()]
+        graph, as_written = self._texts(name, unit)
         native: dict[str, str] = {}
         why_not: dict[str, str] = {}
         folded: set[int] = set()
@@ -180,6 +177,17 @@ class _Writer:
             native=native,
             why_not_native=why_not,
         )
+
+    def _texts(self, name: str, unit: Unit) -> tuple[str, str]:
+        """The entries of the functional graph's text, and of that as it was written: one, where these are the same."""
+        assert unit.captured.graph is not None
+        graph, as_written = f"graphs/{name}.txt", f"graphs/{name}.as_written.txt"
+        self.entries[graph] = [with_short_paths(str(unit.graph)).encode()]
+        written = [with_short_paths(str(unit.captured.graph)).encode()]
+        if written == self.entries[graph]:
+            return graph, graph
+        self.entries[as_written] = written
+        return graph, as_written
 
     def _state_of(self, name: str, unit: Unit) -> dict[tuple[str, str], int]:
         found: dict[tuple[str, str], int] = {}

@@ -16,15 +16,29 @@ from smelt.codegen.contract.coding import coding_source
 from smelt.codegen.contract.packing import Packing, packing_source
 from smelt.codegen.llvm.isa import AVX2, AVX512, NEON, Isa
 from smelt.codegen.llvm.objects import compile_kernels
-from smelt.codegen.lower.held import Computed, Live, Panels
+from smelt.codegen.lower import held as lowering
+from smelt.codegen.lower.held import Live, PackedFilters, Panels, made_now
 from smelt.codegen.lower.result import Lookup, Lowered
 from smelt.codegen.lower.static_program import Apply, At, Content, Read, StaticProgram
 from smelt.diag import Options
+from smelt.ops.convert import to_torch
 from smelt.package.paths import short_path
 from smelt.package.state import Tensors
 from smelt.runtime.cache import code_cache
 from smelt.runtime.ingot import held_json, plan_json, recipe_json
-from smelt.runtime.ingot.held_json import VIEWS, FromState, Held, Packed, Result, Step
+from smelt.runtime.ingot.held_json import (
+    ARITHMETIC,
+    VIEWS,
+    Computed,
+    Filtered,
+    FromState,
+    Held,
+    Packed,
+    Result,
+    Step,
+    Steps,
+)
+from smelt.runtime.ingot.manifest import Placed
 from smelt.runtime.plan import KernelCode, uses_of
 
 TARGETS: Mapping[str, Isa] = {"avx512": AVX512, "avx2": AVX2, "neon": NEON}
@@ -89,27 +103,40 @@ class NativeWriter:
         return found
 
     def _held(self, slot: int, tensor: torch.Tensor) -> Held:
-        how = self.lowered.how_made
-        made = how[slot]() if how is not None and slot in how else None
+        how = (self.lowered.how_made or {}).get(slot)
+        made = None if how is None else how()
+        if how is not None and made is None:
+            raise plan_json.NotWritten("a weight follows from a constant that has no plain elements")
         match made:
+            case None:
+                live = self._live(tensor)
+                if live is not None:
+                    return live
+                self.folded |= {self.numbers(name.kind, name.path) for name in self.lowered.constants}
             case Live(state=Read(name=name)):
                 return FromState(self.numbers(name.kind, name.path))
-            case Panels():
-                packed = self._packed(made)
-                if packed is not None:
-                    return packed
-            case Content():
-                return self.tensors.stored(tensor)
-        if made is None and (live := self._live(tensor)) is not None:
-            return live
-        if isinstance(made, (Computed, Panels)):
-            names = [step.name for step in made.program.steps if isinstance(step, Read)]
-        else:
-            names = list(self.lowered.constants)
-        self.folded |= {self.numbers(name.kind, name.path) for name in names}
+            case Panels() | PackedFilters() | lowering.Computed():
+                steps = self._steps(made.program)
+                if steps is not None:
+                    return self._recipe(made, steps)
+                self.folded |= {
+                    self.numbers(step.name.kind, step.name.path)
+                    for step in made.program.steps
+                    if isinstance(step, Read)
+                }
+                tensor = made_now(made, self.state)
         if tensor.layout is not torch.strided:
             raise plan_json.NotWritten("a weight is in a form of torch's own library")
         return self.tensors.stored(tensor)
+
+    def _recipe(self, made: lowering.Computed | Panels | PackedFilters, steps: Steps) -> Held:
+        match made:
+            case PackedFilters(sizes=sizes, filters=filters):
+                return Filtered(steps, sizes, filters)
+            case Panels():
+                return self._packed(made, steps)
+        value = made.program.run(self.state)
+        return Computed(steps, value.dtype, tuple(value.shape), value.stride())
 
     def _live(self, tensor: torch.Tensor) -> FromState | None:
         """The tensor of the state that this one is."""
@@ -122,11 +149,8 @@ class NativeWriter:
                 return FromState(self.numbers(name.kind, name.path))
         return None
 
-    def _packed(self, made: Panels) -> Packed | None:
-        """How the panels are made when the file is loaded; None where the weight follows by other operators."""
-        steps = self._steps(made.program)
-        if steps is None:
-            return None
+    def _packed(self, made: Panels, steps: Steps) -> Packed:
+        """How the panels are made when the file is loaded."""
         weight = made.program.run(self.state).detach()
         weight = weight.t() if made.is_transposed else weight
         is_dense = 1 not in weight.stride()
@@ -145,20 +169,24 @@ class NativeWriter:
             self._kernel(kernel), words, form.panels, panels, dtype,
         )  # fmt: skip
 
-    def _steps(self, program: StaticProgram) -> tuple[FromState | Step, ...] | None:
-        found: list[FromState | Step] = []
+    def _steps(self, program: StaticProgram) -> Steps | None:
+        """The program as a file has it; None where it has other operators."""
+        found: list[FromState | Placed | Step] = []
         for step in program.steps:
-            if isinstance(step, Read):
-                found.append(FromState(self.numbers(step.name.kind, step.name.path)))
-            elif isinstance(step, Apply) and step.op in VIEWS and not step.kwargs and not step.is_list:
-                args = tuple(map(_argument, step.args))
-                found.append(Step(step.op, args))
-            else:
-                return None
+            match step:
+                case Read(name=name):
+                    found.append(FromState(self.numbers(name.kind, name.path)))
+                case Content():
+                    found.append(self.tensors.stored(step.tensor()))
+                case Apply(op=op, is_list=False) if op in VIEWS | ARITHMETIC:
+                    kwargs = {name: _argument(arg) for name, arg in step.kwargs}
+                    found.append(Step(op, tuple(map(_argument, step.args)), kwargs))
+                case _:
+                    return None
         return tuple(found) if program.value == At(len(found) - 1) else None
 
 
 def _argument(arg: Any) -> Any:
     if isinstance(arg, At):
         return Result(arg.step)
-    return tuple(map(_argument, arg)) if isinstance(arg, tuple) else arg
+    return tuple(map(_argument, arg)) if isinstance(arg, tuple) else to_torch(arg)

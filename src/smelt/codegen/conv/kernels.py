@@ -38,6 +38,7 @@ from smelt.codegen.conv.tiles import (
 )  # fmt: skip
 from smelt.codegen.llvm.isa import Isa
 from smelt.ir.sizes import equals, is_one, is_symbolic, is_whole, size_min
+from smelt.runtime.filters import POINTS, Filters
 
 Strides = tuple[int, int, int, int]
 """Of n, c, h, w in elements."""
@@ -70,17 +71,10 @@ class ConvPlan:
     tables: Callable[[], tuple[torch.Tensor, ...]]
     groups: int = 1
 
-    def pack(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """A weight as the kernel reads it, with its tables."""
-        columns = self.packed.columns
-        match self.packed.form:
-            case "winograd":
-                made = winograd.pack_winograd(weight, columns)
-            case "depthwise":
-                made = pack.pack_depthwise(weight, columns)
-            case "dense":
-                made = pack.pack_dense(weight, self.groups, columns)
-        return made, *self.tables()
+    @property
+    def filters(self) -> Filters:
+        """How a weight is packed before the run."""
+        return Filters(self.packed.form, self.groups, self.packed.columns, self.finite)
 
     @property
     def text(self) -> str:
@@ -236,12 +230,10 @@ def _winograd(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue, 
     pixels = tile_pixels(tiles, MAX_PIXELS if isa.f32_lanes == 16 and vectors == 2 else 6)
     variant = winograd.WinogradVariant(Tile(isa.f32_lanes, vectors, pixels), epilogue, live)
     panels = shape.cout // columns
-    tile_step, panel_step = winograd_blocks(
-        tiles, pixels, panels, winograd.POINTS * shape.cin * 4, _WINOGRAD_COLUMNS // columns
-    )
+    tile_step, panel_step = winograd_blocks(tiles, pixels, panels, POINTS * shape.cin * 4, _WINOGRAD_COLUMNS // columns)
     words = (
         panels, -(-panels // panel_step), panel_step, tiles, tile_step, th, tw, shape.oh, shape.ow, shape.h, shape.w,
-        *at.before, strides[0], strides[2], strides[3], shape.cin, shape.cout, winograd.POINTS * shape.cin * columns,
+        *at.before, strides[0], strides[2], strides[3], shape.cin, shape.cout, POINTS * shape.cin * columns,
     )  # fmt: skip
 
     def tables() -> tuple[torch.Tensor, ...]:
@@ -250,7 +242,7 @@ def _winograd(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue, 
     return ConvPlan(
         "winograd", partial(winograd.winograd_text, isa, variant), words,
         -(-tiles // tile_step) * -(-panels // panel_step),
-        nanoseconds(isa, winograd.POINTS * tile_step * shape.cin * panel_step * columns * 1.15),
+        nanoseconds(isa, POINTS * tile_step * shape.cin * panel_step * columns * 1.15),
         winograd.scratch_nbytes(variant, tile_step, shape.cin), True,
         Packed("winograd", isa.f32_lanes, vectors), tables,
     )  # fmt: skip

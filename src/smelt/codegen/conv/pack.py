@@ -1,4 +1,4 @@
-"""Weights as the kernels read them, and the tables that say which input a product takes."""
+"""The tables that say which input a product takes."""
 
 from __future__ import annotations
 
@@ -13,28 +13,6 @@ from smelt.ir.sizes import blind
 
 # Up to this many pixels eager multiplies a matrix and a vector, whose sums it splits among lanes.
 _FEW_PIXELS, _SMALL_BLOCK = 8, 32
-
-
-def pack_dense(weight: torch.Tensor, groups: int, columns: int) -> torch.Tensor:
-    """f32[cout, cin/g, kh, kw] -> [g * panels, kh * kw * cin/g, columns], channels beyond a group's last being 0."""
-    cout, cin, kh, kw = weight.shape
-    per_group, depth = cout // groups, cin * kh * kw
-    panels = -(-per_group // columns)
-    packed = weight.new_zeros(groups, depth, panels * columns)
-    # [g, out, in, kh, kw] -> [g, kh, kw, in, out]
-    packed[:, :, :per_group] = (
-        weight.reshape(groups, per_group, cin, kh, kw).permute(0, 3, 4, 2, 1).reshape(groups, depth, per_group)
-    )
-    return packed.view(groups, depth, panels, columns).permute(0, 2, 1, 3).contiguous().flatten(0, 1)
-
-
-def pack_depthwise(weight: torch.Tensor, lanes: int) -> torch.Tensor:
-    """f32[c, 1, kh, kw] -> [c / lanes, kh, kw, lanes], channels beyond the last being 0."""
-    c, _, kh, kw = weight.shape
-    vectors = -(-c // lanes)
-    packed = weight.new_zeros(vectors * lanes, kh, kw)
-    packed[:c] = weight[:, 0]
-    return packed.view(vectors, lanes, kh, kw).permute(0, 2, 3, 1).contiguous()
 
 
 def block_limit(shape: ConvShape) -> int:

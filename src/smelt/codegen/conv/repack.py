@@ -12,16 +12,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 from smelt.codegen.contract.panels import transposed
-from smelt.codegen.conv import winograd
 from smelt.codegen.conv.micro import Micro, Tile
 from smelt.codegen.conv.shape import ConvShape
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
-
-Form = Literal["dense", "depthwise", "winograd"]
+from smelt.runtime.filters import POINTS, Form
 
 _WORDS = (
     "group_panels", "group_columns", "group_step", "lane_step", "run", "taps", "outer", "outer_step", "to_tap",
@@ -67,7 +64,7 @@ def repacking(isa: Isa, shape: ConvShape, packed: Packed) -> Repacking:
     steps: tuple[int, ...]
     ends: tuple[int, ...]
     if packed.form == "winograd":
-        panels, size = shape.cout // columns, winograd.POINTS * shape.cin * columns
+        panels, size = shape.cout // columns, POINTS * shape.cin * columns
         steps = (taps, shape.cout * taps) if packed.turned else (shape.cin * taps, taps)
         words: tuple[int, ...] = (shape.cin, *steps, size)
         return Repacking(_points_text(isa, packed), words, panels, panels * size)

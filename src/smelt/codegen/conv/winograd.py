@@ -15,17 +15,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-import torch
-
 from smelt.codegen.conv.epilogue import Epilogue
 from smelt.codegen.conv.finish import Finite, Target, store_tile
 from smelt.codegen.conv.micro import Ahead, Micro, Tile
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes import ExprEmitter
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
+from smelt.runtime.filters import POINTS
 
 BLOCK = 32
-POINTS = 16
 
 WORDS = (
     "panels", "panel_blocks", "panel_step", "tiles", "tile_step", "th", "tw", "oh", "ow", "h", "w", "top", "left",
@@ -48,18 +46,6 @@ class WinogradVariant:
 def scratch_nbytes(variant: WinogradVariant, tiles: int, cin: int) -> int:
     """Memory of a thread for a block of so many tiles."""
     return POINTS * tiles * (cin + variant.tile.columns) * 4
-
-
-def pack_winograd(weight: torch.Tensor, columns: int) -> torch.Tensor:
-    """f32[cout, cin, 3, 3] -> G g Gt as f32[cout / columns, 16, cin, columns]."""
-    cout, cin = weight.shape[:2]
-    g = torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1.0]], dtype=torch.float64)
-    both = torch.kron(g, g).T
-    packed = torch.empty(cout // columns, POINTS, cin, columns)
-    for panel, part in zip(packed, weight.detach().split(columns), strict=True):
-        points = part.reshape(columns * cin, 9).double() @ both
-        panel.copy_(points.view(columns, cin, POINTS).permute(2, 1, 0))
-    return packed
 
 
 @lru_cache(maxsize=128)

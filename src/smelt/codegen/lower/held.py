@@ -2,6 +2,7 @@
 
     parameter read as it lies     Live        the tensor that stands there
     weight in panels, coded too   Panels      its program, then the kernel that packs or codes
+    weight of a convolution       PackedFilters    its program, then the form that its kernel reads
     folded of parameters          Computed    its program
     no state in it                Content     its elements
 
@@ -17,13 +18,14 @@ from typing import TypeAlias
 import torch
 
 from smelt.codegen.llvm.isa import Isa
-from smelt.codegen.lower.packed_weight import Form, packed_weight
+from smelt.codegen.lower.packed_weight import Form, packed_weight, panels_by_torch
 from smelt.codegen.lower.result import Lookup
 from smelt.codegen.lower.static_program import Content, Read, StaticProgram, program_of, read
 from smelt.codegen.lower.statics import Statics
 from smelt.codegen.lower.weight_packing import Fills
 from smelt.diag import Options
 from smelt.ir import Value
+from smelt.runtime.filters import Filters
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,20 @@ class Panels:
     is_state: bool
 
 
-Made: TypeAlias = Live | Computed | Panels | Content
+@dataclass(frozen=True, slots=True)
+class PackedFilters:
+    """The weight that a program gives, as the kernel of a convolution reads it; sizes: [cout, cin / groups, kh, kw]."""
+
+    program: StaticProgram
+    filters: Filters
+    sizes: tuple[int, ...]
+
+    def tensor(self, state: Lookup) -> torch.Tensor:
+        """The weight for the present contents of the state. Raises: OtherState."""
+        return self.filters.packed(self.program.run(state).detach().reshape(self.sizes))
+
+
+Made: TypeAlias = Live | Computed | Panels | PackedFilters | Content
 HowMade: TypeAlias = Callable[[], Made | None]
 
 
@@ -61,6 +76,17 @@ def computed(statics: Statics, value: Value) -> Computed | None:
     """A static value; None where its program cannot be told."""
     program = program_of(statics, value)
     return None if program is None else Computed(program)
+
+
+def made_now(made: Computed | Panels | PackedFilters, state: Lookup) -> torch.Tensor:
+    """The tensor for the present contents of the state, by torch's operators alone. Raises: OtherState."""
+    match made:
+        case PackedFilters():
+            return made.tensor(state)
+        case Panels(form=form):
+            weight = made.program.run(state).detach()
+            return panels_by_torch(weight.t() if made.is_transposed else weight, form)
+    return made.program.run(state).detach()
 
 
 def made_again(
@@ -76,6 +102,8 @@ def made_again(
                 found[slot] = program.run(state).detach()
             case Content():
                 found[slot] = made.tensor()
+            case PackedFilters():
+                found[slot] = made.tensor(state)
             case Panels(program=program, is_transposed=is_transposed, form=form, is_state=is_state):
                 assert isa is not None, "it is part of the key of a cached plan"
                 weight = program.run(state).detach()

@@ -26,7 +26,7 @@ from smelt.codegen.fusion.pull import Memory
 from smelt.codegen.fusion.rules import RULES
 from smelt.codegen.fusion.tidy import mapped
 from smelt.codegen.kernels.nest import ACC, Const, Expr, Index, Load, Op, Ref
-from smelt.codegen.llvm.isa import Isa, host_isa
+from smelt.codegen.llvm.isa import Isa, host_isa, is_for_elsewhere
 from smelt.codegen.llvm.lanes import is_supported
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.lower.builder import Place
@@ -34,11 +34,14 @@ from smelt.codegen.lower.context import Context, row_major, tensor_type
 from smelt.codegen.lower.convolution import Convolution, channels_last
 from smelt.codegen.lower.convolution_shapes import conv_shape, four, phases_of, spatial
 from smelt.codegen.lower.geometry import Geometry, same_layout
+from smelt.codegen.lower.held import HowMade, PackedFilters
 from smelt.codegen.lower.kernels import About, launch
 from smelt.codegen.lower.report import CandidateReport, ChoiceReport
+from smelt.codegen.lower.static_program import Content, program_of
 from smelt.ir import Arg, DType, Node, TensorType, Value
 from smelt.ops.convert import to_torch
 from smelt.ops.registry import overload
+from smelt.runtime.filters import Filters
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,14 +260,35 @@ def _static_weight(ctx: Context, own: OwnConvolution, plan: ConvPlan, strides: t
     key = ("own-convolution", own.conv.weight, own.shape, plan.text, strides)
     slots: list[int] = []
     if (*key, 0) not in ctx.packed:
+        sizes = spatial(tuple(weight.shape))
         with ctx.timed("pack"):
-            made = plan.pack(weight.reshape(spatial(tuple(weight.shape))))
-        for i, tensor in enumerate(made):
-            ctx.packed[(*key, i)] = ctx.builder.held(tensor)
-            ctx.packed_nbytes += tensor.numel() * tensor.element_size()
+            made = _packed(weight.reshape(sizes), plan.filters)
+        ctx.packed[(*key, 0)] = ctx.held(made, _filters_of(ctx, own.conv.weight, plan.filters, sizes))
+        for i, table in enumerate(plan.tables()):
+            ctx.packed[(*key, 1 + i)] = ctx.held(table, partial(Content.of, table))
+            ctx.packed_nbytes += table.nbytes
+        ctx.packed_nbytes += made.nbytes
     while (*key, len(slots)) in ctx.packed:
         slots.append(ctx.packed[(*key, len(slots))].slot)
     return _Weight(slots[0], tuple(slots[1:]), weight)
+
+
+def _packed(weight: torch.Tensor, filters: Filters) -> torch.Tensor:
+    """The weight as its kernel reads it; of a plan for another machine memory alone, which nobody reads here."""
+    if is_for_elsewhere():
+        return weight.new_empty(filters.shape(tuple(weight.shape)))
+    return filters.packed(weight)
+
+
+def _filters_of(ctx: Context, weight: Value, filters: Filters, sizes: tuple[int, ...]) -> HowMade:
+    """How the packed weight is made again."""
+    statics = ctx.statics
+
+    def how() -> PackedFilters | None:
+        program = program_of(statics, weight)
+        return None if program is None else PackedFilters(program, filters, sizes)
+
+    return how
 
 
 def _live_weight(ctx: Context, isa: Isa, own: OwnConvolution, plan: ConvPlan) -> _Weight:
@@ -293,7 +317,7 @@ def _pack_in_torch(plan: ConvPlan, conv: Convolution, weight: torch.Tensor, pack
         groups = conv.groups
         whole = whole.view(groups, cout // groups, inner, kh, kw).transpose(1, 2).flip(3, 4)
         whole = whole.reshape(groups * inner, cout // groups, kh, kw)
-    packed.copy_(plan.pack(whole)[0].flatten())
+    packed.copy_(plan.filters.packed(whole).flatten())
 
 
 def _tables(ctx: Context, own: OwnConvolution, plan: ConvPlan, form: Hashable) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import torch
 from smelt.codegen.contract.coding import Coding
 from smelt.codegen.contract.packing import Packing, packing_source
 from smelt.codegen.llvm.isa import Isa, is_for_elsewhere
-from smelt.codegen.lower.coded_weight import code, decoded
+from smelt.codegen.lower.coded_weight import code, coded_by_torch, decoded
 from smelt.codegen.lower.packs import packs
 from smelt.codegen.lower.weight_packing import Fills
 from smelt.diag import Options
@@ -28,7 +28,9 @@ def packed_weight(
 
     is_state: it lies in memory of the program's own, so that plans share the panels for as long as it stays as it is.
     """
-    if not is_state or is_for_elsewhere():
+    if is_for_elsewhere():  # memory alone: the plan is for a process that packs by itself
+        return _blank(form, weight.dtype)
+    if not is_state:
         return _made(weight, form, isa, options, fills)
     return packs().get_or_pack(weight, form, lambda: _made(weight, form, isa, options, fills), fills)
 
@@ -37,6 +39,17 @@ def _made(weight: torch.Tensor, form: Form, isa: Isa, options: Options, fills: F
     if isinstance(form, Coding):
         return code(weight, form, isa, options, fills)
     return pack(weight, form, isa, options, fills)
+
+
+def _blank(form: Form, dtype: torch.dtype) -> torch.Tensor:
+    if isinstance(form, Coding):
+        return torch.empty(form.nbytes, dtype=torch.uint8)
+    return torch.empty(form.nelements, dtype=dtype)
+
+
+def panels_by_torch(weight: torch.Tensor, form: Form) -> torch.Tensor:
+    """Panels of a weight [n, k] that need no kernel to be made."""
+    return coded_by_torch(weight, form) if isinstance(form, Coding) else packed_by_torch(weight, form)
 
 
 def matrix_again(made: torch.Tensor, form: Form) -> torch.Tensor:

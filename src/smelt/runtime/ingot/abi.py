@@ -10,10 +10,11 @@ import hashlib
 from dataclasses import fields
 from functools import lru_cache
 
-from smelt.runtime import plan, recipes, table
+from smelt.runtime import filters, plan, recipes, table
+from smelt.runtime.ingot import held_json
 
 # Raised where the meaning of a plan changes, and no name or number of it does.
-_MEANING = 1
+_MEANING = 2
 
 
 @lru_cache(maxsize=1)
@@ -21,7 +22,7 @@ def abi() -> str:
     """The digest of all that native code of this state of Smelt relies on."""
     enums = (table.Op, table.Cell, table.Launched, table.TeamWord, table.Arith, table.Status, table.Field)
     shown = [f"{enum.__name__}.{name}={int(value)}" for enum in enums for name, value in enum.__members__.items()]
-    records = [getattr(module, name) for module in (plan, recipes) for name in sorted(vars(module))]
+    records = [getattr(module, name) for module in (plan, recipes, filters, held_json) for name in sorted(vars(module))]
     for record in records:
         if isinstance(record, type) and hasattr(record, "__dataclass_fields__"):
             shown.append(f"{record.__name__}({', '.join(field.name for field in fields(record))})")

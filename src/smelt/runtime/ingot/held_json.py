@@ -2,21 +2,25 @@
 
     parameter that kernels read as it lies      ["state", 3]
     weight in panels                            ["packed", its steps, what the packing kernel is called with]
-    anything else (folded values, constants)    ["stored", where it lies in the file]
+    weight of a convolution                     ["filters", its steps, the form that kernels read]
+    what follows from weights (a folded norm)   ["computed", its steps, what must come of them]
+    anything else (constants)                   ["stored", where it lies in the file]
 
-Invariant: reading runs views and concatenations of weights, and machine code that packs; no other operator.
+Invariant: reading runs views and arithmetic of weights, and machine code that packs; no other operator.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, get_args
 
 import torch
 
 from smelt.diag import SmeltError
+from smelt.runtime.filters import Filters, Form
 from smelt.runtime.ingot.json_text import Part
 from smelt.runtime.ingot.manifest import Placed
 from smelt.runtime.ingot.structure import read_constant, write_constant
@@ -26,11 +30,22 @@ from smelt.runtime.plan import KernelCode
 
 VIEWS = frozenset(
     (
-        "aten.t.default", "aten.transpose.int", "aten.view.default", "aten.permute.default", "aten.unsqueeze.default",
-        "aten.squeeze.dim", "aten.slice.Tensor", "aten.select.int", "aten.cat.default", "aten.detach.default",
+        "aten.t.default", "aten.transpose.int", "aten.view.default", "aten.reshape.default", "aten.permute.default",
+        "aten.unsqueeze.default", "aten.squeeze.dim", "aten.slice.Tensor", "aten.select.int", "aten.cat.default",
+        "aten.detach.default", "aten.contiguous.default", "aten.clone.default",
     )
 )  # fmt: skip
 """Operators that a weight may come from: none takes more memory than its operands, but for that of the result."""
+
+ARITHMETIC = frozenset(
+    (
+        "aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor", "aten.div.Tensor", "aten.rsub.Scalar",
+        "aten.neg.default", "aten.rsqrt.default", "aten.sqrt.default", "aten.reciprocal.default", "aten.exp.default",
+        "aten.tanh.default", "aten.sigmoid.default", "aten.pow.Tensor_Scalar", "aten.to.dtype",
+        "aten._to_copy.default",
+    )
+)  # fmt: skip
+"""Operators element by element, of operands that are broadcast to the result's sizes."""
 
 _STEP_LIMIT = 64
 _LOW = -(1 << 63)
@@ -50,6 +65,7 @@ class Step:
 
     op: str
     args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +75,19 @@ class Result:
     step: int
 
 
+Steps: TypeAlias = "tuple[FromState | Placed | Step, ...]"
+"""What gives a weight, last: tensors of the state, stored constants, and operators over these."""
+
+
 @dataclass(frozen=True, slots=True)
 class Packed:
     """A weight in the form that its kernel reads.
 
-    steps: what gives the weight: tensors of the state, and operators over these. is_transposed, is_dense: it is
-    transposed, and copied row by row, before. dtype, sizes, strides: what it then must have. kernel: packs `items`
-    panels, called with `words`, into `nelements` elements of `panels`.
+    is_transposed, is_dense: what the steps give is transposed, and copied row by row, before. dtype, sizes, strides:
+    what it then must have. kernel: packs `items` panels, called with `words`, into `nelements` elements of `panels`.
     """
 
-    steps: tuple[FromState | Step, ...]
+    steps: Steps
     is_transposed: bool
     is_dense: bool
     dtype: torch.dtype
@@ -81,20 +100,59 @@ class Packed:
     panels: torch.dtype
 
 
-Held: TypeAlias = FromState | Packed | Placed
+@dataclass(frozen=True, slots=True)
+class Filtered:
+    """A convolution's weight f32[sizes], which the steps give in other sizes maybe, in the form that its kernel
+    reads.
+    """
+
+    steps: Steps
+    sizes: tuple[int, ...]
+    filters: Filters
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What the steps give, and what it must be."""
+
+    steps: Steps
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+Held: TypeAlias = FromState | Packed | Filtered | Computed | Placed
+
+
+# --- as JSON ----------------------------------------------------------------------------------------------------------
 
 
 def write(held: Held) -> Any:
-    """A recipe as JSON."""
+    """A recipe as JSON. Raises: TypeError for an argument that has no written form."""
     match held:
         case FromState(number=number):
             return ["state", number]
         case Placed():
             return ["stored", held.written()]
-    steps = [s.number if isinstance(s, FromState) else [s.op, [_argument(arg) for arg in s.args]] for s in held.steps]
+    steps = list(map(_written, held.steps))
+    if isinstance(held, Filtered):
+        form = held.filters
+        return ["filters", steps, list(held.sizes), form.form, form.groups, form.columns, form.is_finite]
     shape = [dtype_name(held.dtype), list(held.sizes), list(held.strides)]
+    if isinstance(held, Computed):
+        return ["computed", steps, *shape]
     own = [held.kernel, list(held.words), held.items, held.nelements, dtype_name(held.panels)]
     return ["packed", steps, held.is_transposed, held.is_dense, *shape, *own]
+
+
+def _written(step: FromState | Placed | Step) -> Any:
+    match step:
+        case FromState(number=number):
+            return number
+        case Placed():
+            return {"stored": step.written()}
+    args = [_argument(arg) for arg in step.args]
+    return [step.op, args, {name: _argument(arg) for name, arg in step.kwargs.items()}]
 
 
 def _argument(arg: Any) -> Any:
@@ -103,20 +161,29 @@ def _argument(arg: Any) -> Any:
     return [_argument(item) for item in arg] if isinstance(arg, tuple) else write_constant(arg)
 
 
+_COUNTS = {"state": 1, "stored": 1, "packed": 11, "filters": 6, "computed": 4}
+
+
 def read(part: Part, nstate: int, nkernels: int) -> Held:
     """A recipe of JSON. Raises: PackageError (S0701)."""
     first, *own = part.items() or [part]
-    kind = first.one_of("state", "stored", "packed")
-    if len(own) != (11 if kind == "packed" else 1):
+    kind = first.one_of(*_COUNTS)
+    if len(own) != _COUNTS[kind]:
         raise part.bad("is no recipe of a tensor")
     if kind == "state":
         return FromState(own[0].as_int(0, nstate - 1))
     if kind == "stored":
         return Placed.read(own[0])
-    steps, is_transposed, is_dense, dtype, sizes, strides, kernel, words, items, nelements, panels = own
+    steps, *own = own
     if not 0 < len(steps.items()) <= _STEP_LIMIT:
         raise steps.bad("has too many steps, or none")
     found = tuple(_step(each, i, nstate) for i, each in enumerate(steps.items()))
+    if kind == "filters":
+        return _filtered(found, *own)
+    if kind == "computed":
+        dtype, sizes, strides = own
+        return Computed(found, dtype_of(dtype), sizes.ints(), strides.ints())
+    is_transposed, is_dense, dtype, sizes, strides, kernel, words, items, nelements, panels = own
     return Packed(
         found, is_transposed.as_bool(), is_dense.as_bool(), dtype_of(dtype), sizes.ints(), strides.ints(),
         kernel.as_int(0, nkernels - 1), words.ints(_LOW), items.as_int(),
@@ -124,11 +191,33 @@ def read(part: Part, nstate: int, nkernels: int) -> Held:
     )  # fmt: skip
 
 
-def _step(part: Part, number: int, nstate: int) -> FromState | Step:
+_FORMS: Mapping[str, Form] = {form: form for form in get_args(Form)}
+
+
+def _filtered(steps: Steps, sizes: Part, form: Part, groups: Part, columns: Part, is_finite: Part) -> Filtered:
+    shape = sizes.ints(1, 1 << 40)
+    if len(shape) != 4:
+        raise sizes.bad("are no sizes of a convolution's weight")
+    kind = _FORMS[form.one_of(*_FORMS)]
+    filters = Filters(kind, groups.as_int(1, shape[0]), columns.as_int(1, 1 << 16), is_finite.as_bool())
+    cout, cin, *window = shape
+    fits = {
+        "dense": cout % filters.groups == 0,
+        "depthwise": cin == 1,
+        "winograd": window == [3, 3] and cout % filters.columns == 0,
+    }
+    if not fits[kind]:
+        raise sizes.bad("do not fit the form of the weight")
+    return Filtered(steps, shape, filters)
+
+
+def _step(part: Part, number: int, nstate: int) -> FromState | Placed | Step:
     if type(part.value) is int:
         return FromState(part.as_int(0, nstate - 1))
-    op, args = part.items(2)
-    if op.as_str() not in VIEWS:
+    if type(part.value) is dict:
+        return Placed.read(part.keys("stored")[0])
+    op, args, kwargs = part.items(3)
+    if op.as_str() not in VIEWS | ARITHMETIC:
         raise op.bad("is no operator that a weight may come from")
 
     def argument(arg: Part) -> Any:
@@ -138,11 +227,18 @@ def _step(part: Part, number: int, nstate: int) -> FromState | Step:
             return Result(arg.keys("step")[0].as_int(0, number - 1))
         return read_constant(arg)
 
-    return Step(op.as_str(), tuple(map(argument, args.items())))
+    named = {name: argument(arg) for name, arg in kwargs.pairs()}
+    return Step(op.as_str(), tuple(map(argument, args.items())), named)
 
 
-def weight_of(packed: Packed, state: Callable[[int], torch.Tensor]) -> torch.Tensor | None:
-    """The weight as the packing kernel reads it; None where it is not what the plan was made for."""
+# --- tensors ----------------------------------------------------------------------------------------------------------
+
+Given: TypeAlias = Callable[["FromState | Placed"], torch.Tensor]
+"""The tensor of the state, or out of the file."""
+
+
+def value_of(steps: Steps, given: Given, limit_nbytes: int) -> torch.Tensor | None:
+    """What the last step gives; None where one does not take what the ones before give, or gives more than so much."""
     known: list[torch.Tensor] = []
 
     def filled(arg: Any) -> Any:
@@ -151,21 +247,59 @@ def weight_of(packed: Packed, state: Callable[[int], torch.Tensor]) -> torch.Ten
         return [filled(item) for item in arg] if isinstance(arg, tuple) else arg
 
     with torch.no_grad():
-        for step in packed.steps:
-            if isinstance(step, FromState):
-                known.append(state(step.number).detach())
+        for step in steps:
+            if not isinstance(step, Step):
+                known.append(given(step).detach())
                 continue
             _, packet, overload = step.op.split(".")
+            args, kwargs = list(map(filled, step.args)), {name: filled(arg) for name, arg in step.kwargs.items()}
             try:
-                known.append(getattr(getattr(torch.ops.aten, packet), overload)(*map(filled, step.args)))
+                if step.op in ARITHMETIC and _nbytes(args) > limit_nbytes:
+                    return None
+                known.append(getattr(getattr(torch.ops.aten, packet), overload)(*args, **kwargs))
             except (RuntimeError, TypeError, IndexError):
                 return None
-            if known[-1].numel() * known[-1].itemsize > 2 * packed.nelements * packed.panels.itemsize:
-                return None  # a panel is smaller than its weight by less than that
-        weight = known[-1].t() if packed.is_transposed else known[-1]
-        weight = weight.contiguous() if packed.is_dense else weight
-    fits = weight.dtype == packed.dtype and tuple(weight.shape) == packed.sizes and weight.stride() == packed.strides
-    return weight if fits and weight.device.type == "cpu" else None
+            if known[-1].numel() * known[-1].itemsize > limit_nbytes:
+                return None
+    return known[-1] if known[-1].device.type == "cpu" else None
+
+
+def _nbytes(args: Sequence[Any]) -> int:
+    """The memory of a result over operands that are broadcast, at most; of 8 bytes an element."""
+    return 8 * math.prod(torch.broadcast_shapes(*(arg.shape for arg in args if isinstance(arg, torch.Tensor))))
+
+
+def filters_of(filtered: Filtered, given: Given) -> torch.Tensor | None:
+    """The packed weight; None where the weight is not what the plan was made for."""
+    nbytes = 8 * math.prod(filtered.sizes)
+    weight = value_of(filtered.steps, given, 2 * nbytes)
+    if weight is None or weight.dtype is not torch.float32 or weight.numel() != math.prod(filtered.sizes):
+        return None
+    if filtered.filters.is_finite and not bool(torch.isfinite(weight).all()):
+        return None
+    return filtered.filters.packed(weight.reshape(filtered.sizes))
+
+
+def computed_of(computed: Computed, given: Given) -> torch.Tensor | None:
+    """The value; None where it is not what the plan was made for."""
+    value = value_of(computed.steps, given, 16 * max(math.prod(computed.sizes), 1 << 10))
+    return value if value is not None and _is(value, computed) else None
+
+
+def weight_of(packed: Packed, given: Given) -> torch.Tensor | None:
+    """The weight as the packing kernel reads it; None where it is not what the plan was made for."""
+    # A panel is smaller than its weight by less than half.
+    weight = value_of(packed.steps, given, 2 * packed.nelements * packed.panels.itemsize)
+    if weight is None:
+        return None
+    weight = weight.t() if packed.is_transposed else weight
+    weight = weight.contiguous() if packed.is_dense else weight
+    return weight if _is(weight, packed) else None
+
+
+def _is(tensor: torch.Tensor, wanted: Packed | Computed) -> bool:
+    found = tensor.dtype, tuple(tensor.shape), tensor.stride()
+    return found == (wanted.dtype, wanted.sizes, wanted.strides)
 
 
 class Packing:

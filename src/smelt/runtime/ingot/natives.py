@@ -22,7 +22,17 @@ from smelt.runtime.guard_constants import Constants
 from smelt.runtime.ingot import held_json, plan_json, recipe_json
 from smelt.runtime.ingot.contents import Contents
 from smelt.runtime.ingot.errors import broken
-from smelt.runtime.ingot.held_json import FromState, Held, Packed, Packing, weight_of
+from smelt.runtime.ingot.held_json import (
+    Computed,
+    Filtered,
+    FromState,
+    Held,
+    Packed,
+    Packing,
+    computed_of,
+    filters_of,
+    weight_of,
+)
 from smelt.runtime.ingot.json_text import Part
 from smelt.runtime.ingot.manifest import Method, Placed
 from smelt.runtime.isa import BASELINE_X86, NEON, host_isa
@@ -166,21 +176,31 @@ def _tensor(
     contents: Contents, recipe: Held, tensors: Sequence[torch.Tensor], code: Sequence[KernelCode],
     packings: list[Packing],
 ) -> torch.Tensor:  # fmt: skip
+    def given(source: FromState | Placed) -> torch.Tensor:
+        return contents.tensor(source) if isinstance(source, Placed) else tensors[source.number].detach()
+
     match recipe:
-        case FromState(number=number):
-            return tensors[number].detach()
-        case Placed():
-            return contents.tensor(recipe)
+        case FromState() | Placed():
+            return given(recipe)
+        case Computed():
+            return _fitting(computed_of(recipe, given))
+        case Filtered():
+            return _fitting(filters_of(recipe, given))
         case Packed():
-            weight = weight_of(recipe, lambda number: tensors[number])
-            if weight is None:
-                raise CannotRun("a weight has another type or memory layout than the program was saved with")
+            weight = _fitting(weight_of(recipe, given))
             try:
                 packing = Packing(recipe, weight, code)
             except SmeltError as error:
                 raise CannotRun(error.what) from None
             packings.append(packing)
             return packing.panels
+
+
+def _fitting(made: torch.Tensor | None) -> torch.Tensor:
+    """Raises: CannotRun."""
+    if made is None:
+        raise CannotRun("a weight has another type, memory layout or kind of numbers than the program was saved with")
+    return made
 
 
 def _run_all(packings: Sequence[Packing], threads: int) -> None:

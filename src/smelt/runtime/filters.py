@@ -1,0 +1,86 @@
+"""Weights of convolutions as own kernels read them, made of a weight f32[cout, cin / groups, kh, kw].
+
+    dense       [groups * panels, kh * kw * cin / groups, columns]
+    depthwise   [vectors, kh, kw, columns]
+    winograd    [cout / columns, 16, cin, columns]             G g Gt of each pair of channels
+
+Invariant: the same weight gives the same bits wherever it is packed: when a program is lowered, and when a file that
+holds the weight alone is loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Form = Literal["dense", "depthwise", "winograd"]
+POINTS = 16
+"""Products of a tile of Winograd's: 4 x 4."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """The form of a packed weight; columns: channels of a panel. is_finite: it must have no inf or NaN."""
+
+    form: Form
+    groups: int
+    columns: int
+    is_finite: bool
+
+    def packed(self, weight: torch.Tensor) -> torch.Tensor:
+        """The weight in this form."""
+        match self.form:
+            case "winograd":
+                return pack_winograd(weight, self.columns)
+            case "depthwise":
+                return pack_depthwise(weight, self.columns)
+            case "dense":
+                return pack_dense(weight, self.groups, self.columns)
+
+    def shape(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """The sizes of a weight of these sizes, packed."""
+        cout, cin, kh, kw = sizes
+        match self.form:
+            case "winograd":
+                return cout // self.columns, POINTS, cin, self.columns
+            case "depthwise":
+                return -(-cout // self.columns), kh, kw, self.columns
+            case "dense":
+                panels = -(-(cout // self.groups) // self.columns)
+                return self.groups * panels, kh * kw * cin, self.columns
+
+
+def pack_dense(weight: torch.Tensor, groups: int, columns: int) -> torch.Tensor:
+    """f32[cout, cin/g, kh, kw] -> [g * panels, kh * kw * cin/g, columns], channels beyond a group's last being 0."""
+    cout, cin, kh, kw = weight.shape
+    per_group, depth = cout // groups, cin * kh * kw
+    panels = -(-per_group // columns)
+    packed = weight.new_zeros(groups, depth, panels * columns)
+    # [g, out, in, kh, kw] -> [g, kh, kw, in, out]
+    packed[:, :, :per_group] = (
+        weight.reshape(groups, per_group, cin, kh, kw).permute(0, 3, 4, 2, 1).reshape(groups, depth, per_group)
+    )
+    return packed.view(groups, depth, panels, columns).permute(0, 2, 1, 3).contiguous().flatten(0, 1)
+
+
+def pack_depthwise(weight: torch.Tensor, lanes: int) -> torch.Tensor:
+    """f32[c, 1, kh, kw] -> [c / lanes, kh, kw, lanes], channels beyond the last being 0."""
+    c, _, kh, kw = weight.shape
+    vectors = -(-c // lanes)
+    packed = weight.new_zeros(vectors * lanes, kh, kw)
+    packed[:c] = weight[:, 0]
+    return packed.view(vectors, lanes, kh, kw).permute(0, 2, 3, 1).contiguous()
+
+
+def pack_winograd(weight: torch.Tensor, columns: int) -> torch.Tensor:
+    """f32[cout, cin, 3, 3] -> G g Gt as f32[cout / columns, 16, cin, columns]."""
+    cout, cin = weight.shape[:2]
+    g = torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1.0]], dtype=torch.float64)
+    both = torch.kron(g, g).T
+    packed = torch.empty(cout // columns, POINTS, cin, columns)
+    for panel, part in zip(packed, weight.detach().split(columns), strict=True):
+        points = part.reshape(columns * cin, 9).double() @ both
+        panel.copy_(points.view(columns, cin, POINTS).permute(2, 1, 0))
+    return packed
