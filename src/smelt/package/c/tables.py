@@ -20,7 +20,7 @@ from smelt.runtime.encode import encode
 from smelt.runtime.encoded import Encoded
 from smelt.runtime.failures import describe
 from smelt.runtime.ingot.errors import broken
-from smelt.runtime.ingot.held_json import FromState, Held, Packed
+from smelt.runtime.ingot.held_json import Computed, Filtered, FromState, Held, Packed
 from smelt.runtime.ingot.manifest import Placed
 from smelt.runtime.ingot.natives import NativeText
 from smelt.runtime.plan import (
@@ -214,6 +214,9 @@ class TableWriter:
             case Packed():
                 block = self.weights.of_packed(recipe, self.text.code, self.tensor)
                 return Tensor(block, 0, recipe.panels, (recipe.nelements,), (1,))
+            case Filtered() | Computed():
+                block, made = self.weights.of_made(recipe, self.tensor)
+                return Tensor(block, 0, made.dtype, tuple(made.shape), made.stride())
 
     def _over(self, placed: Placed) -> Tensor:
         offset = placed.offset * placed.dtype.itemsize

@@ -17,7 +17,16 @@ import torch
 from smelt.diag import PackageError
 from smelt.runtime.ingot import held_json
 from smelt.runtime.ingot.contents import Contents
-from smelt.runtime.ingot.held_json import Packed, Packing, weight_of
+from smelt.runtime.ingot.held_json import (
+    Computed,
+    Filtered,
+    Given,
+    Packed,
+    Packing,
+    computed_of,
+    filters_of,
+    weight_of,
+)
 from smelt.runtime.ingot.json_text import dumps
 from smelt.runtime.ingot.manifest import Placed
 from smelt.runtime.ingot.tensors import read_header, write
@@ -61,6 +70,7 @@ class Weights:
     written: frozenset[str]
     packings: list[PackedLater] = field(default_factory=list)
     _numbers: dict[str, int] = field(default_factory=dict)
+    _made: dict[str, tuple[int, torch.Tensor]] = field(default_factory=dict)
     _contents: list[torch.Tensor | None] = field(default_factory=list)
     _names: list[str] = field(default_factory=list)
     _sizes: list[int] = field(default_factory=list)
@@ -80,12 +90,7 @@ class Weights:
         key = hashlib.sha256(kernel.symbol.encode() + dumps(held_json.write(recipe))).hexdigest()[:32]
         if key in self._numbers:
             return self._numbers[key]
-        weight = weight_of(recipe, state)
-        if weight is None:
-            raise PackageError(
-                "the ingot cannot be exported: a weight is not as its plan needs it",
-                why="the file's plan and its weights do not fit", fix="save the program again", code="S0704",
-            )  # fmt: skip
+        weight = _fitting(weight_of(recipe, self._given(state)))
         nbytes = recipe.nelements * recipe.panels.itemsize
         if self.runs_here:
             packing = Packing(recipe, weight, code)
@@ -97,6 +102,20 @@ class Weights:
         panels = self._add(key, "", None, nbytes)
         self.packings.append(PackedLater(kernel, matrix, panels, recipe.words, recipe.items))
         return panels
+
+    def of_made(self, recipe: Filtered | Computed, state: Callable[[int], torch.Tensor]) -> tuple[int, torch.Tensor]:
+        """The block of what follows from weights, and the tensor itself. Raises: PackageError (S0704)."""
+        key = hashlib.sha256(dumps(held_json.write(recipe))).hexdigest()[:32]
+        if key not in self._made:
+            given = self._given(state)
+            found = filters_of(recipe, given) if isinstance(recipe, Filtered) else computed_of(recipe, given)
+            made = _fitting(found)
+            flat = made.as_strided((_span(made),), (1,))
+            self._made[key] = self._add(key, f"~made/{key}", flat, flat.nbytes), made
+        return self._made[key]
+
+    def _given(self, state: Callable[[int], torch.Tensor]) -> Given:
+        return lambda source: self.contents.tensor(source) if isinstance(source, Placed) else state(source.number)
 
     def _add(self, key: str, name: str, content: torch.Tensor | None, nbytes: int) -> int:
         self._numbers[key] = len(self._names)
@@ -128,6 +147,16 @@ class Weights:
                 blocks.append(Block("FILE", place, 0, nbytes))
         digests = hashlib.sha256(whole[:end]).digest(), hashlib.sha256(whole).digest()
         return File(whole, tuple(blocks), end, panels, state, *digests)
+
+
+def _fitting(made: torch.Tensor | None) -> torch.Tensor:
+    """Raises: PackageError (S0704)."""
+    if made is None:
+        raise PackageError(
+            "the ingot cannot be exported: a weight is not as its plan needs it",
+            why="the file's plan and its weights do not fit", fix="save the program again", code="S0704",
+        )  # fmt: skip
+    return made
 
 
 @dataclass(frozen=True, slots=True)
