@@ -23,6 +23,7 @@ from smelt.inspect.kernels import Form, compiled_units, kernel_rows, listing
 from smelt.inspect.roofline import measure_ceilings, plot_roofline
 from smelt.inspect.shares import profile_of
 from smelt.inspect.show import coloured, compact
+from smelt.inspect.split import where_time_goes
 from smelt.inspect.verdict import race
 from smelt.ir import Graph
 
@@ -138,7 +139,9 @@ def explain(
     everything: Annotated[
         bool, typer.Option("--all", help="All rows: no guard, node or pass is only counted.")
     ] = False,
-    profile: Annotated[bool, typer.Option("--profile", help="Measure each kernel of 20 calls.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Measure each kernel of 20 calls, and where a call's time goes.")
+    ] = False,
     roofline: Annotated[Path | None, typer.Option(help="Plot the kernels below the machine's ceilings.")] = None,
     timed: Annotated[
         bool,
@@ -163,7 +166,9 @@ def explain(
       smelt explain model.py:mlp --json | jq .fallbacks
           for a program
       smelt explain model.py:mlp --profile --roofline roofline.png
-          with each kernel's time, GB/s and GFLOP/s, and the plot of them
+          with each kernel's time, GB/s and GFLOP/s, and the plot of them; what
+          of a call goes to Python, guards, entry, each kind of kernel and
+          memory, against the same of eager
     """
     for path in (html, roofline):
         if path is not None and not path.absolute().parent.is_dir():
@@ -177,6 +182,10 @@ def explain(
         report = smelt.explain(compiled)
         if timed:
             report = _timed(report, loaded, compiled, ceilings=html is not None)
+        if profile:
+            start = Start(loaded)
+            report = report.divided(where_time_goes(loaded.function, compiled, loaded.args, loaded.kwargs))
+            start.restore()
     if roofline is not None:
         why_not = plot_roofline(kernel_rows(compiled_units(compiled)), measure_ceilings(), roofline)
         typer.echo(why_not or f"roofline: {roofline}", err=True)

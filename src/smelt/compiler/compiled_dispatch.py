@@ -91,6 +91,13 @@ class Dispatcher:
         """These places."""
         return () if self._builds.state is None else self._builds.state.places
 
+    def checks(self) -> tuple[Callable[[tuple[Any, ...], dict[str, Any]], Any], bool] | None:
+        """What looks at the guards of the first row, and whether its run holds the GIL; None where there is none."""
+        row = next((row for row in self._table.rows if row.entry is not None), None)
+        if row is None:
+            return None
+        return self._table.checks_of(row), row.native is not None and row.native.keeps_gil
+
     def serve(self, compiled: Any) -> None:
         """Take the calls of this object natively where native code can find its dispatcher."""
         self._table.serve(compiled)

@@ -11,6 +11,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from smelt._torch.autocast import cleared, is_kept, keeps_casts
@@ -207,6 +208,13 @@ class Table:
         target, plans = target_of(owner, row, args, kwargs), plans_of(owner, row, args, kwargs)
         row.native = code.row(row.guards, args, kwargs, target, self.counters, plans)
         self.publish()
+
+    def checks_of(self, row: Row) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+        """What looks at a row's guards when it is called: native code if that serves the row, else Python."""
+        native, code = row.native, self._native
+        if native is None or code is None:
+            return row.guards.check
+        return partial(code.holds, native.guards)
 
     def renew_native(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Let native code know of a plan that this row has got since; this call has passed its guards."""

@@ -14,16 +14,18 @@ from smelt.inspect.page.html import page_html
 from smelt.inspect.roofline import Ceilings
 from smelt.inspect.shares import Measured
 from smelt.inspect.shown import Row
+from smelt.inspect.split import Where
 from smelt.inspect.text import LONG, alike, cell, columns_of, text_of
 from smelt.inspect.verdict import Race, lines_of
 
 # What became of a program stands above what it is made of.
 KEYS = (
-    "graphs", "breaks", "recompiles", "fallbacks", "kernels", "symbols", "guards", "memory", "saved", "precision",
-    "passes", "timings",
+    "graphs", "breaks", "recompiles", "fallbacks", "split", "kernels", "symbols", "guards", "memory", "saved",
+    "precision", "passes", "timings",
 )  # fmt: skip
 _TITLES = {
     "graphs": "Graphs", "breaks": "Breaks", "recompiles": "Recompiles", "fallbacks": "Fallbacks",
+    "split": "Where the time of a call goes",
     "symbols": "Sizes and numbers", "guards": "Guards", "kernels": "Kernels", "memory": "Memory",
     "saved": "Saved for the backward half",
     "precision": "Precision: the error of each output, on the first call's inputs", "passes": "Passes",
@@ -50,6 +52,7 @@ class Report:
     passes: name, time, nodes before and after.  kernels: per node, how it runs and what was measured.
     fallbacks: what ran in eager or in Python, how often, why.  timings: compile time by stage, in milliseconds.
     memory: bytes of the plan's own memory, packed weights, originals.
+    split: where it was measured, what of a call goes to what, in eager mode and compiled.
     saved: of entries that are trained, what the forward half keeps for the backward half, and why.
     precision: error of each output, where the program computes in another precision than written (`dtype`).
     verdict: what became of the program, in words (`what`), the share of its operations (and, where it was measured, of
@@ -69,6 +72,7 @@ class Report:
     fallbacks: Sequence[Row] = field(default=())
     timings: Sequence[Row] = field(default=())
     memory: Sequence[Row] = field(default=())
+    split: Sequence[Row] = field(default=())
     saved: Sequence[Row] = field(default=())
     precision: Sequence[Row] = field(default=())
     verdict: Mapping[str, Any] = field(default_factory=dict)
@@ -85,6 +89,10 @@ class Report:
         own = {**self.verdict.get("own kernels", {}), **({} if share is None else {"time": share})}
         times = {"times": race.lines(), "race": race.to_dict()}
         return replace(self, verdict={**self.verdict, "own kernels": own, **times})
+
+    def divided(self, where: Where) -> Report:
+        """The same report with what of a call goes to what, and what that says of Python."""
+        return replace(self, split=where.rows(), verdict={**self.verdict, "where": where.sentences()})
 
     def measured(self, measured: Measured | None, ceilings: Ceilings | None = None) -> Report:
         """The same report whose page has what each instruction takes, and the machine's ceilings."""
@@ -111,7 +119,8 @@ class Report:
         line; the default is the terminal's, 100 without one.
         """
         everything = everything or self.everything
-        keys = [key for key in KEYS if self.saved or key != "saved"]  # few programs are trained
+        # Few programs are trained, and few reports measured.
+        keys = [key for key in KEYS if key not in _NOT_ALWAYS or getattr(self, key)]
         sections = [(key, _TITLES[key], getattr(self, key), _empty(self, key)) for key in keys]
         return text_of(self.name, lines_of(self.verdict), sections, everything=everything, width=page_width(width))
 
@@ -131,6 +140,9 @@ class Report:
         target = Path(path)
         target.write_text(page_html(self.page()), encoding="utf-8")
         return target
+
+
+_NOT_ALWAYS = ("saved", "split")
 
 
 def _empty(report: Report, key: str) -> str:

@@ -38,7 +38,7 @@ class Measured:
         return own / total if total else None
 
 
-def profile_of(unit: Unit, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Measured | None:
+def profile_of(unit: Unit, args: tuple[Any, ...], kwargs: Mapping[str, Any], runs: int = _RUNS) -> Measured | None:
     """The times of these arguments; None where they cannot be measured.
 
     Launches run one after the other meanwhile, and each reading of the clock is about 30 ns.
@@ -49,7 +49,7 @@ def profile_of(unit: Unit, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     executable = Executable(plan, machine_code(replace(unit.options, profile=True)))
     try:
         inputs = unit.signature.flatten(args, kwargs)
-        for _ in range(_RUNS):
+        for _ in range(runs):
             executable.run([value.clone() if isinstance(value, torch.Tensor) else value for value in inputs])
     except (SmeltError, Miss, RuntimeError):  # these arguments take another path, or raise
         return None

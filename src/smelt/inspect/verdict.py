@@ -155,7 +155,7 @@ def lines_of(found: Mapping[str, Any]) -> list[str]:
     if shares:
         told = " and ".join(f"{share:.0%} of the {what}" for what, share in shares.items())
         lines.append(f"own kernels do {told}")
-    return [*lines, *found.get("times", ())]
+    return [*lines, *found.get("times", ()), *found.get("where", ())]
 
 
 def _what(units: Sequence[tuple[int, Unit]], breaks: Sequence[Row], fallbacks: Sequence[Row], anew: int) -> str:

@@ -115,6 +115,11 @@ class NativeRow:
         return self.words[Row.USED]
 
     @property
+    def keeps_gil(self) -> bool:
+        """Whether its plan is so short that other threads of Python wait for it."""
+        return bool(self.words[Row.KEEPS_GIL])
+
+    @property
     def runs_plan(self) -> bool:
         """Whether a hit runs natively to its end, at least at some sizes."""
         return bool(self.words[Row.KIND] != Kind.PYTHON or self.words[Row.PLANS])
