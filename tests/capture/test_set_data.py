@@ -50,3 +50,29 @@ def test_a_cast_that_changes_the_parameters() -> None:
     module.dtype = torch.float64
     torch.testing.assert_close(compiled(x), module(x))
     assert module.part.weight.dtype == torch.float64
+
+
+HELD: dict[str, torch.Tensor] = {}
+
+
+@pytest.mark.filterwarnings("ignore")  # one that is an error would end the run on fake tensors
+def test_a_tensor_from_outside_that_is_written_first() -> None:
+    """A run on fake tensors, which the branch needs, leaves the user's tensor alone."""
+
+    def program(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        ten = HELD["ten"]
+        ten.add_(x * 2)
+        if int(c[0]) == 1:
+            x = x + 1
+        ten.data = x * 2
+        ten.add_(x + 1)
+        return ten
+
+    sides = []
+    for run in (program, smelt.compile(program, options={"adaptive": False})):
+        HELD["ten"] = torch.zeros(3)
+        for c in (0.0, 0.0, 1.0):
+            result = run(torch.ones(3).requires_grad_() * 1, torch.tensor([c]))
+            assert result is HELD["ten"] and result.device.type == "cpu"
+            sides.append(result.detach().clone())
+    torch.testing.assert_close(sides[3:], sides[:3])

@@ -13,7 +13,9 @@ _FORMS = "tests/autodiff/test_forms.py"
 _MODELS = "tests/training/test_compiled_training.py"
 _PATHS = "tests/training/test_control_flow.py"
 _WRITES = "tests/training/test_writes.py"
+_CALLER = "tests/training/test_writes_by_the_caller.py"
 _BETWEEN = "tests/training/test_between_forward_and_backward.py"
+_BAD = "tests/training/test_bad_steps.py::test_eagers_errors_and_numbers"
 _STEP = "tests/training/test_whole_step.py"
 _RULES = "ops/catalogue/gradients"
 
@@ -281,6 +283,38 @@ NODE = (
         (f"{_WRITES}::test_eagers_errors",),
     ),
     Mutant(
+        "node: writes to what eager saves",
+        "compiler/trainable.py",
+        "        self.watched_outputs = tuple(sorted(outputs))",
+        "        self.watched_outputs = ()",
+        "a gradient comes out where eager saved a result that was written to since",
+        (_CALLER,),
+    ),
+    Mutant(
+        "node: writes to what eager does not save",
+        "autodiff/halves.py",
+        "    _copy_outputs(forward, [joint.count + i for i, value in enumerate(saved) if value in open_])",
+        "",
+        "the gradient is that of what an argument became after forward",
+        (_CALLER,),
+    ),
+    Mutant(
+        "node: sparse gradients",
+        "autodiff/reverse.py",
+        '    return call.get("sparse") is True or call.get("sparse_grad") is True',
+        "    return False",
+        "a sparse gradient becomes a dense one",
+        (f"{_BETWEEN}::test_gradients_of_an_embedding_that_are_sparse", f"{_BAD}[a_step-Sparse-model, SGD]"),
+    ),
+    Mutant(
+        "node: complex gradients",
+        "autodiff/reverse.py",
+        '    return all(not isinstance(t, TensorType) or t.dtype.kind != "complex" for t in types)',
+        "    return True",
+        "gradients of complex numbers are those of real ones, without the conjugate",
+        (f"{_BAD}[a_step-Complex-model, SGD]", f"{_STEP}::test_complex_parameters"),
+    ),
+    Mutant(
         "node: anomalies",
         "compiler/training.py",
         "        if torch.is_anomaly_enabled():",
@@ -314,6 +348,22 @@ STEP = (
         "    if False:\n        recorder.spent.add(nodes)",
         "going back a second time from the loss of a step is no error",
         (f"{_STEP}::test_going_back_twice_is_eagers_error",),
+    ),
+    Mutant(
+        "step: a history from outside",
+        "capture/gradients.py",
+        "    if _begins_outside(recorder, nodes) or not _is_recordable(",
+        "    if not _is_recordable(",
+        "gradients of what comes in with a history end at the step",
+        (f"{_STEP}::test_a_history_that_begins_outside_of_the_step_is_gone_back_through",),
+    ),
+    Mutant(
+        "step: sparse gradients",
+        "capture/gradients.py",
+        "    elif any(t.layout is not torch.strided for t in grads):",
+        "    elif False:",
+        "a sparse gradient is taken for a dense one, and another part says no for another reason",
+        (f"{_STEP}::test_why_a_step_is_left_to_eager",),
     ),
 )
 

@@ -1,7 +1,7 @@
-"""Whole steps that go wrong, or are given what does not fit: eager's error, at the user's line, or eager's numbers.
+"""Steps that go wrong, or are given what does not fit: eager's error, at the user's line, or eager's numbers.
 
-Each is called eagerly and compiled, as often; after each call parameters, gradients, the optimizer's state, and where
-the generator stands are compared.
+Each is called eagerly and compiled, as often, once whole and once with its model alone compiled; after each call
+parameters, gradients, the optimizer's state, and where the generator stands are compared.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import smelt
 Tensor = torch.Tensor
 Step = Callable[[Tensor, Tensor], Any]
 Make = Callable[[Any, torch.optim.Optimizer], Step]
-CASES: list[Make] = []
+CASES: list[tuple[Make, type[Net]]] = []
 
 
 def case(make: Make) -> Make:
-    CASES.append(make)
+    CASES.append((make, Net))
     return make
 
 
@@ -277,8 +277,118 @@ def a_leaf_that_is_written(m: Any, o: Any) -> Step:
     return step
 
 
-def _outcome(step: Step, x: Tensor, y: Tensor) -> Any:
-    """What a call gives, or its error and the line of this file that it comes from."""
+class Seeding(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        torch.manual_seed(11)
+        y = super().forward(x)
+        torch.manual_seed(12)
+        return y
+
+
+class PuttingBack(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        state = torch.get_rng_state()
+        y = super().forward(x)
+        torch.set_rng_state(state)
+        return y + super().forward(x)
+
+
+class OwnGenerator(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.randn(x.shape, generator=self.generator))
+
+    def __deepcopy__(self, memo: Any) -> OwnGenerator:
+        other = OwnGenerator()
+        other.load_state_dict(self.state_dict())
+        return other
+
+
+class Complex(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = nn.Parameter(torch.tensor([1 + 0.5j, 0.2 - 1j], dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.view_as_complex(super().forward(x).view(-1, 2, 2)) * self.turn
+        return torch.view_as_real(y).flatten(1)
+
+
+class ComplexResult(Complex):
+    """Its result is complex, and so is the gradient that comes back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.view_as_complex(super().forward(x).view(-1, 2, 2)).abs().repeat(1, 2) + self.turn.real.sum()
+
+
+class Sparse(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, 8, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.words(x.abs().long() % 9).mean(1))
+
+
+class WritingToWhatItNeeds(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.up(x))
+        y = self.down(hidden)
+        hidden.mul_(2)
+        return y
+
+
+class Replacing(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        self.down.weight = nn.Parameter(torch.full((4, 16), 0.1))
+        return y
+
+
+class Resizing(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        self.down.weight.data = torch.ones(2 if x[0, 0] > 50 else 4, 16)
+        return y
+
+
+class NoNumbers(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.sqrt(self.down.bias.sum() * 0)
+
+
+class Rounding(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).argmax(-1, keepdim=True).float().expand(-1, 4)
+
+
+class StoppingOnce(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y.detach() if x[0, 0] > 50 else y
+
+
+def a_step(m: Any, o: Any) -> Step:
+    return lambda x, y: _ends(o, F.mse_loss(m(x), y))
+
+
+CASES += [
+    (a_step, model)
+    for model in (
+        Seeding, PuttingBack, OwnGenerator, Complex, ComplexResult, Sparse, WritingToWhatItNeeds, Replacing, Resizing,
+        NoNumbers, Rounding, StoppingOnce,
+    )
+]  # fmt: skip
+
+
+def _outcome(step: Step, x: Tensor, y: Tensor, is_node: bool) -> Any:
+    """What a call gives, or its error and the line of this file that it comes from.
+
+    is_node: of what was written to, the node of a compiled model names another operator.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -287,7 +397,7 @@ def _outcome(step: Step, x: Tensor, y: Tensor) -> Any:
             lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == __file__]
             # How often a tensor has been written is counted on by a recorded call, too.
             text = re.sub(r"version \d+", "version n", str(error).splitlines()[0])
-            return type(error), text, lines[-1]
+            return type(error), text.partition("[torch.")[0] if is_node else text, lines[-1]
 
 
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
@@ -296,18 +406,21 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
 
 
 @pytest.mark.spread(2)
-@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
-@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
-def test_eagers_errors_and_numbers(make: Make, optimizer: str) -> None:
+@pytest.mark.parametrize("form", ["whole step, SGD", "whole step, AdamW", "model, SGD"])
+@pytest.mark.parametrize(("make", "kind"), CASES, ids=lambda one: one.__name__)
+def test_eagers_errors_and_numbers(make: Make, kind: type[Net], form: str) -> None:
+    what, optimizer = form.split(", ")
     torch.manual_seed(0)
-    ours = Net()
+    ours = kind()
     theirs = copy.deepcopy(ours)
     sides = []
     for model in (ours, theirs):
         torch.manual_seed(1)
+        # Of sparse gradients an optimizer of its own is needed, if any.
         chosen = getattr(torch.optim, optimizer)([p for n, p in model.named_parameters() if "words" not in n], lr=0.01)
-        sides.append((make(model, chosen), model, chosen))
-    compiled = smelt.compile(sides[0][0], options={"adaptive": False})
+        run = smelt.compile(model, options={"adaptive": False}) if what == "model" and model is ours else model
+        sides.append((make(run, chosen), model, chosen))
+    compiled = smelt.compile(sides[0][0], options={"adaptive": False}) if what == "whole step" else sides[0][0]
     for call in range(5):
         x, y = (torch.randn(6, n, generator=torch.Generator().manual_seed(call)) for n in (8, 4))
         if call in (2, 4):
@@ -315,7 +428,8 @@ def test_eagers_errors_and_numbers(make: Make, optimizer: str) -> None:
         found = []
         for step, model, chosen in ((compiled, ours, sides[0][2]), sides[1]):
             torch.manual_seed(call)
-            found.append((_outcome(step, x.clone(), y), copy.deepcopy(_state(model, chosen)), torch.rand(2)))
+            outcome = _outcome(step, x.clone(), y, is_node=what == "model")
+            found.append((outcome, copy.deepcopy(_state(model, chosen)), torch.rand(2)))
         (own, *after), (other, *expected) = found
         if isinstance(other, tuple):
             assert own == other

@@ -375,8 +375,9 @@ def test_the_graph_of_a_step_is_readable_and_right() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
-def test_a_history_that_begins_outside_of_the_step_is_gone_back_through() -> None:
-    """What comes in was computed with a parameter that the step uses, too."""
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_history_that_begins_outside_of_the_step_is_gone_back_through(alone: bool) -> None:
+    """What comes in was computed with a parameter that the step uses, too. alone: and with no other."""
     torch.manual_seed(0)
     ours = Net()
     theirs = copy.deepcopy(ours)
@@ -396,7 +397,81 @@ def test_a_history_that_begins_outside_of_the_step_is_gone_back_through() -> Non
     for call in range(5):
         x, y = torch.randn(6, 8), torch.randn(6, 4)
         for model, one in zip((ours, theirs), steps, strict=True):
-            hidden = model.norm(model.up(x)) + model.down.bias.sum()
+            hidden = (x.repeat(1, 2) if alone else model.norm(model.up(x))) + model.down.bias.sum()
             one(hidden if call % 2 else hidden.detach(), y)
         for left, right in zip(ours.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
+def test_complex_parameters() -> None:
+    """Their gradients are those of torch, which conjugates; the graph is whole."""
+    torch.manual_seed(0)
+    ours = nn.Parameter(torch.randn(3, 4, dtype=torch.complex64))
+    theirs = nn.Parameter(ours.detach().clone())
+    steps = []
+    for turn in (ours, theirs):
+        optimizer = torch.optim.SGD([turn], lr=0.01, momentum=0.9)
+
+        def step(x: Tensor, turn: Tensor = turn, optimizer: torch.optim.Optimizer = optimizer) -> Tensor:
+            y = torch.fft.ifft(torch.fft.fft(turn * x) / (turn.conj() + 3)) + turn.exp() ** 2
+            loss = y.abs().sum() + (turn @ turn.mH).real.mean() + turn.angle().square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        steps.append(step)
+    compiled = smelt.compile(steps[0], options={"adaptive": False})
+    for call in range(5):
+        x = torch.randn(3, 4, generator=torch.Generator().manual_seed(call))
+        torch.testing.assert_close(compiled(x), steps[1](x), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    builds = compiled.stats().builds
+    compiled(x)
+    assert compiled.stats().builds == builds and compiled.stats().rows[-1].hits > 1
+
+
+def _step(m: Net, o: torch.optim.Optimizer, loss: Tensor) -> None:
+    loss.backward()
+    o.step()
+    o.zero_grad()
+
+
+def _hooked(m: Any, o: torch.optim.Optimizer, x: Tensor) -> None:
+    m.up.weight.register_hook(lambda grad: grad * 2)
+    _step(m, o, m(x).sum())
+
+
+def _sparse(m: Any, o: torch.optim.Optimizer, x: Tensor) -> None:
+    _step(m, o, F.embedding(torch.tensor([1, 1, 3]), m.up.weight, sparse=True).sum())
+
+
+def _outside(m: Any, o: torch.optim.Optimizer, x: Tensor) -> None:
+    _step(m, o, m(x * 1).sum())
+
+
+def _anomalous(m: Any, o: torch.optim.Optimizer, x: Tensor) -> None:
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        _step(m, o, m(x).sum())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        (_hooked, "a hook"),
+        (_sparse, "a gradient is sparse"),
+        (_outside, "a tensor that came in with a history"),
+        (_anomalous, "set_detect_anomaly"),
+    ],
+)
+def test_why_a_step_is_left_to_eager(step: Callable[..., None], why: str) -> None:
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    compiled = smelt.compile(lambda x: step(model, optimizer, x), options={"adaptive": False})
+    for _ in range(3):
+        x = torch.ones(2, 8, requires_grad=step is _outside)
+        compiled(x * 2)
+    assert any(why in str(reason) for reason in compiled.stats().fallbacks), compiled.stats().fallbacks

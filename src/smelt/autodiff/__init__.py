@@ -4,11 +4,12 @@ from smelt.autodiff.activity import base_of, certain_values, detach_islands, hid
 from smelt.autodiff.halves import Halves, extract, halves, state_as_inputs
 from smelt.autodiff.inside import computes_gradients, write_gradients
 from smelt.autodiff.joint import Joint, joint_graph
-from smelt.autodiff.versions import overwritten
+from smelt.autodiff.versions import Watched, overwritten, watched
 
 __all__ = [
     "Halves",
     "Joint",
+    "Watched",
     "base_of",
     "certain_values",
     "computes_gradients",
@@ -20,5 +21,6 @@ __all__ = [
     "joint_graph",
     "overwritten",
     "state_as_inputs",
+    "watched",
     "write_gradients",
 ]

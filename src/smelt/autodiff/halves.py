@@ -12,9 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from smelt.analysis import cost, used_by, used_values
+from smelt.analysis import alias_analysis, cost, used_by, used_values
 from smelt.autodiff.flow import INFINITE, Network
 from smelt.autodiff.joint import Joint
+from smelt.autodiff.versions import Watched
 from smelt.diag import SmeltError, Span
 from smelt.ir import (
     BOOL,
@@ -33,6 +34,7 @@ from smelt.ir import (
 from smelt.ir.nodes import clone_node
 from smelt.ops.catalogue import record_of
 from smelt.ops.effects import effects
+from smelt.ops.lowering import GraphEmitter
 from smelt.ops.record import Trait
 from smelt.ops.registry import tags_of
 from smelt.ops.sets import where
@@ -49,7 +51,7 @@ class Halves:
     """forward: gives the old outputs, `count` of them, then the values in `saved`. backward: takes inputs of the joint
     graph (`kept`, by number), then `saved`, then what the joint graph takes of gradients; gives what that gives.
 
-    nbytes: of what is saved.
+    saved: copies of inputs among it. nbytes: of what is saved.
     """
 
     forward: Graph
@@ -60,32 +62,61 @@ class Halves:
     nbytes: int
 
 
-def halves(joint: Joint, budget: float = 1.0, recomputed: Collection[Span] = ()) -> Halves:
+def halves(
+    joint: Joint, budget: float = 1.0, recomputed: Collection[Span] = (), watched: Watched | None = None
+) -> Halves:
     """The two graphs of a joint graph without state (`state_as_inputs`). Raises: SmeltError (S0303).
 
     budget: how much may be saved, as a part of what would be if nothing were computed again. recomputed: the lines of
-    what is to be computed again, products too (checkpoints).
+    what is to be computed again, products too (checkpoints). watched: what is refused where somebody writes to it
+    between the halves, by default all inputs and outputs; of others the backward half takes copies.
     """
     graph = joint.graph
     primals, cotangents = graph.inputs[: joint.given], graph.inputs[joint.given :]
-    behind = _behind(graph, cotangents)
-    saved_for = partial(_saved, graph, primals, behind, joint)
-    chosen = _within(budget, list(graph.body), lambda price: saved_for(_free_at(recomputed, price)))
-    given = set(primals)
-    kept = [i for i, value in enumerate(primals) if value in chosen]
-    saved = [value for value in chosen if value not in given]
     outputs = graph.outputs[: joint.count]
+    behind = _behind(graph, cotangents)
+    open_ = _open_to_writes(graph, primals, joint, watched)
+    is_there = {value for value in primals if value not in open_}
+    saved_for = partial(_saved, graph, primals, behind, joint, open_)
+    nodes, total = list(graph.body), partial(_total_nbytes, is_there)
+    chosen = _within(budget, nodes, lambda price: saved_for(_free_at(recomputed, price)), total)
+    kept = [i for i, value in enumerate(primals) if value in chosen and value in is_there]
+    saved = [value for value in chosen if value not in is_there]
     done = [node for node in graph.body if node not in behind and _acts(node)]
     forward = extract(graph, f"{graph.name}_forward", primals, (*outputs, *saved), done)
+    _copy_outputs(forward, [joint.count + i for i, value in enumerate(saved) if value in open_])
     backward_inputs = [*(primals[i] for i in kept), *saved, *cotangents]
     backward = extract(graph, f"{graph.name}_backward", backward_inputs, graph.outputs[joint.count :], ())
     names = tuple(value.name for value in saved)
-    return Halves(forward, backward, joint.count, tuple(kept), names, _total_nbytes(saved))
+    return Halves(forward, backward, joint.count, tuple(kept), names, sum(map(_nbytes, saved)))
 
 
-def _total_nbytes(saved: Iterable[Value]) -> int:
-    """Bytes of what is saved, of inputs none: they are there."""
-    return sum(_nbytes(value) for value in saved if value.node is not None)
+def _open_to_writes(graph: Graph, primals: Sequence[Value], joint: Joint, watched: Watched | None) -> set[Value]:
+    """The values that have to be copied to be saved: others have their memory, and may write to it."""
+    if watched is None:
+        return set()
+    found = {v for v in primals if isinstance(v.type, TensorType) and v.name not in watched.inputs}
+    outputs = [arg for i, arg in enumerate(graph.outputs[: joint.count]) if i not in watched.outputs]
+    aliases = alias_analysis(graph)
+    roots = found | aliases.of_all(v for arg in outputs for v in values_in(arg))
+    return found | {v for node in graph.body for v in node.results if not roots.isdisjoint(aliases.of(v))}
+
+
+def _copy_outputs(graph: Graph, numbers: Collection[int]) -> None:
+    """Give copies of these outputs."""
+    if not numbers:
+        return
+    rewriter = Rewriter(graph)
+    emitter = GraphEmitter(rewriter.builder, rewriter.adopt)
+    outputs = list(graph.outputs)
+    for i in numbers:
+        outputs[i] = emitter.call("aten.clone.default", outputs[i])
+    rewriter.set_yields(graph.body, tuple(outputs))
+
+
+def _total_nbytes(is_there: Collection[Value], saved: Iterable[Value]) -> int:
+    """Bytes of what is saved, of inputs that are there all the same none."""
+    return sum(_nbytes(value) for value in saved if value not in is_there)
 
 
 def _acts(node: Node) -> bool:
@@ -104,9 +135,17 @@ def _behind(graph: Graph, cotangents: Iterable[Value]) -> set[Node]:
 
 
 def _saved(
-    graph: Graph, primals: Sequence[Value], behind: set[Node], joint: Joint, price: Callable[[Node], int]
+    graph: Graph,
+    primals: Sequence[Value],
+    behind: set[Node],
+    joint: Joint,
+    open_: Collection[Value],
+    price: Callable[[Node], int],
 ) -> dict[Value, None]:
-    """What the backward half takes, inputs among it, in order. price: of computing a node again, in bytes saved."""
+    """What the backward half takes, inputs among it, in order.
+
+    open_: what has to be copied to be saved. price: of computing a node again, in bytes saved.
+    """
     net = Network()
     source, sink = net.vertex(), net.vertex()
     # What the forward half writes to has other numbers behind it.
@@ -114,10 +153,15 @@ def _saved(
     given = set(primals)
     entry: dict[Value, tuple[int, int]] = {}
 
+    def cost_of(value: Value) -> int:
+        if value in given and value not in lasting:
+            return INFINITE
+        return _cost(value) + 1 if value in open_ else 1 if value in given else _cost(value)
+
     def ends(value: Value) -> tuple[int, int]:
         if value not in entry:
             entry[value] = net.vertex(), net.vertex()
-            net.edge(*entry[value], 1 if value in lasting else INFINITE if value in given else _cost(value))
+            net.edge(*entry[value], cost_of(value))
         return entry[value]
 
     for value in primals:
@@ -146,9 +190,12 @@ def _saved(
 
 
 def _within(
-    budget: float, nodes: Sequence[Node], saved: Callable[[Callable[[Node], int]], dict[Value, None]]
+    budget: float,
+    nodes: Sequence[Node],
+    saved: Callable[[Callable[[Node], int]], dict[Value, None]],
+    total: Callable[[Iterable[Value]], int],
 ) -> dict[Value, None]:
-    """What is saved if it may be so much of what would be saved if nothing were computed again.
+    """What is saved if it may be so much of what would be saved if nothing were computed again. total: in bytes.
 
     Products are done again as far as it takes: the price of their operations is lowered until the rest fits, the last
     step for as many nodes as need it (equal layers have equal prices). Where nothing fits, the least is saved.
@@ -156,16 +203,16 @@ def _within(
     chosen = saved(_price)
     if budget >= 1:
         return chosen
-    most = budget * _total_nbytes(saved(_no_price))
-    if _total_nbytes(chosen) <= most:
+    most = budget * total(saved(_no_price))
+    if total(chosen) <= most:
         return chosen
     chosen, low, high = saved(_price_by_work(0.0)), _LEAST_RATE, _LARGEST_RATE
-    if _total_nbytes(chosen) > most:
+    if total(chosen) > most:
         return chosen
     for _ in range(_TRIES):
         middle = (low + high) / 2
         found = saved(_price_by_work(2.0**middle))
-        if _total_nbytes(found) <= most:
+        if total(found) <= most:
             chosen, low = found, middle
         else:
             high = middle
@@ -175,7 +222,7 @@ def _within(
     for _ in range(_TRIES):
         part = (few + many) // 2
         found = saved(_by_place(number, part, fits, spares))
-        if _total_nbytes(found) <= most:
+        if total(found) <= most:
             chosen, many = found, part
         else:
             few = part

@@ -2,16 +2,19 @@
 
 %1 = aten.exp.default(%0)
 %2 = aten.add_.Tensor(%1, 1)       the gradient of %1 needs what it was
+
+The program may do so itself (`overwritten`), or whoever calls it, between forward and backward (`watched`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 
 from smelt.analysis.aliases import alias_analysis
 from smelt.analysis.gradients import is_recorded, requiring_values
-from smelt.ir import Graph, Node, Region, Value
-from smelt.ops.dry_calls import saved_values
+from smelt.ir import Graph, Node, Region, Value, values_in
+from smelt.ops.dry_calls import SavedValues
 from smelt.ops.effects import declared_writes
 
 
@@ -27,6 +30,7 @@ def overwritten(raw: Graph, requires: Callable[[Value], bool]) -> Node | None:
     writes = [(i, node, aliases.of_all(found)) for i, node in enumerate(nodes) if (found := declared_writes(node))]
     written = frozenset().union(*(roots for _, _, roots in writes))
     requiring = requiring_values(raw, requires, True)
+    kept_by = SavedValues(requiring.__contains__)
     for i, node in enumerate(nodes):
         values = {*node.operands(), *node.results}
         if not is_recorded(node) or requiring.isdisjoint(values) or written.isdisjoint(aliases.of_all(values)):
@@ -36,7 +40,7 @@ def overwritten(raw: Graph, requires: Callable[[Value], bool]) -> Node | None:
         is_writer = any(w is node for _, w, _ in writes)
         if not is_writer and not any(roots & aliases.of_all(values) for _, roots in later):
             continue
-        saved = saved_values(node, requiring.__contains__)
+        saved = kept_by.of(node)
         if saved is None:
             return node
         kept = aliases.of_all(saved)
@@ -44,6 +48,44 @@ def overwritten(raw: Graph, requires: Callable[[Value], bool]) -> Node | None:
             if roots & kept:
                 return w
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What autograd keeps of that which the caller of a program has, too: where the caller writes to it between forward
+    and backward, backward raises; a write to anything else changes no gradient.
+
+    inputs: by name. outputs: by number.
+    """
+
+    inputs: frozenset[str]
+    outputs: frozenset[int]
+
+
+def watched(graph: Graph, requires: Callable[[Value], bool], unseen: Collection[str] = ()) -> Watched:
+    """Of a functional graph that reads no state but its inputs.
+
+    requires: whether an input requires gradients. unseen: inputs that the program writes to without telling autograd.
+    """
+    aliases = alias_analysis(graph)
+    requiring = requiring_values(graph, requires, True)
+    kept_by = SavedValues(requiring.__contains__)
+    writes = [node for node in graph.body if node.op == "write"]
+    shared = frozenset(graph.inputs) | aliases.outputs | aliases.of_all(v for node in writes for v in node.operands())
+    kept = set[Value]()
+    for node in graph.walk():
+        values = {*node.operands(), *node.results}
+        if node.regions or node.op == "write" or not is_recorded(node) or requiring.isdisjoint(values):
+            continue
+        if not shared.isdisjoint(aliases.of_all(values)):
+            saved = kept_by.of(node)
+            kept |= aliases.of_all(values if saved is None else saved)
+    for node in writes:
+        if not kept.isdisjoint(aliases.of_all(values_in(node.args[1]))):
+            kept |= aliases.of_all(values_in(node.args[0]))
+    inputs = frozenset(value.name for value in graph.inputs if value in kept and value.name not in unseen)
+    outputs = (i for i, arg in enumerate(graph.outputs) if not kept.isdisjoint(aliases.of_all(values_in(arg))))
+    return Watched(inputs, frozenset(outputs))
 
 
 def _around(node: Node) -> Iterator[tuple[Node, Region]]:

@@ -102,7 +102,8 @@ def record_backward(recorder: Any, original: Callable[..., None], args: Any, kwa
     leaves = leaves_behind(roots, nodes) if inputs is None else inputs
     before = [gradient(leaf) for leaf in leaves]
     _, foreign = _watched(lambda: original(*args, **kwargs))
-    if _begins_outside(recorder, nodes) or not _is_recordable(recorder, foreign, [*roots, *leaves], leaves):
+    after = [leaf.grad for leaf in leaves if leaf.grad is not None]
+    if _begins_outside(recorder, nodes) or not _is_recordable(recorder, foreign, [*roots, *leaves], after):
         return
     if not keeps and inputs is None:
         recorder.spent.add(nodes)
@@ -172,8 +173,6 @@ def _is_recordable(recorder: Any, foreign: str, tensors: Iterable[torch.Tensor],
         what, why = "gradients are computed while processes work together", "they may be exchanged behind the program"
     elif any(t.layout is not torch.strided for t in grads):
         what, why = "a gradient is sparse", "a graph holds strided ones"
-    elif any(t.is_complex() for t in tensors):
-        what, why = "gradients of complex tensors are computed", "a graph computes real ones"
     if what:
         recorder.fail(what, why, _FIX, "S0104")
     return not what

@@ -3,8 +3,9 @@
     loss = program(x, weight)     forward plan; what the smallest cut saves goes to autograd's own keeping
     loss.backward()               backward plan; the gradients of inputs and parameters
 
-Because autograd keeps what is saved, it frees it, checks versions, and raises its own errors. With `create_graph` the
-gradients come from a graph that is such a node, too: from the inputs on, since what was saved has no history.
+Because autograd keeps what is saved, it frees it, checks versions, and raises its own errors, for the inputs and
+outputs that eager would save and no others. With `create_graph` the gradients come from a graph that is such a node,
+too: from the inputs on, since what was saved has no history.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from smelt._torch.autocast import no_autocast
 from smelt._torch.leaves import is_leaf
 from smelt._torch.plain import is_plain
 from smelt._torch.storage import same_storage
-from smelt.autodiff import Joint, certain_values, extract, halves, joint_graph
+from smelt.autodiff import Joint, Watched, certain_values, extract, halves, joint_graph, watched
 from smelt.codegen.lower import Lowered, lower
 from smelt.codegen.lower.result import EAGER, Fresh, Layouts
 from smelt.compiler.histories import requires_gradients
@@ -57,7 +58,8 @@ class Native:
 
 class Trainable:
     """A graph without state that autograd sees as one operator. requires: which of its inputs need gradients.
-    recomputed: the lines of what is not to be saved. is_backward: it gives gradients of another one.
+    recomputed: the lines of what is not to be saved. unseen: inputs that it writes to without telling autograd.
+    is_backward: it gives gradients of another one.
 
     Raises: SmeltError where a part of it has no gradient, or no plan.
     """
@@ -70,6 +72,7 @@ class Trainable:
         code: bytes | None,
         *,
         recomputed: Collection[Span] = (),
+        unseen: Collection[str] = (),
         is_backward: bool = False,
     ) -> None:
         self.graph, self.requires, self.options, self._code = graph, tuple(requires), options, code
@@ -78,7 +81,9 @@ class Trainable:
         self.differentiated = self._joint.differentiated
         if not is_backward:
             self._check_results()
-        found = halves(self._joint, options.memory_budget, recomputed)
+        # In gradients of gradients the node itself looks after its inputs.
+        watch = None if is_backward else self._watched(unseen)
+        found = halves(self._joint, options.memory_budget, recomputed, watch)
         self.halves = found
         saved = range(found.count, len(found.forward.outputs))
         self.forward = Native(found.forward, options, code, Layouts(free=tuple(saved)))
@@ -98,12 +103,20 @@ class Trainable:
         self._layouts = [(type_.sizes, type_.steps, dtype_to_torch(type_.dtype)) for type_ in types]
         kept = set(found.kept)
         self.others = tuple(i for i in range(len(graph.inputs)) if i not in kept)
+        inputs, outputs = (frozenset(), frozenset()) if watch is None else (watch.inputs, watch.outputs)
+        self.watched_inputs = tuple(i for i in self.others if graph.inputs[i].name in inputs)
+        self.watched_outputs = tuple(sorted(outputs))
         self._again: dict[tuple[bool, ...], Trainable | None] = {}
 
     @property
     def nbytes(self) -> int:
         """What the plans hold."""
         return self.forward.executable.nbytes + self.backward.executable.nbytes
+
+    def _watched(self, unseen: Collection[str]) -> Watched:
+        """What eager would refuse a write to."""
+        given = {v for v, is_wanted in zip(self.graph.inputs, self.requires, strict=True) if is_wanted}
+        return watched(self.graph, given.__contains__, unseen)
 
     def _check_results(self) -> None:
         given = (v for v, is_wanted in zip(self.graph.inputs, self.requires, strict=True) if is_wanted)
@@ -236,7 +249,9 @@ class _Node(torch.autograd.Function):
         ctx.leaves = {
             i: bare for i, (x, bare) in enumerate(zip(inputs, given, strict=True)) if bare is not x and is_leaf(x)
         }
-        ctx.save_for_backward(*[x for x in saved if isinstance(x, torch.Tensor)])
+        # With what is saved stands what eager would save: autograd looks whether somebody wrote to it.
+        watch = [*(inputs[i] for i in program.watched_inputs), *(outputs[i] for i in program.watched_outputs)]
+        ctx.save_for_backward(*[x for x in (*saved, *watch) if isinstance(x, torch.Tensor)])
         ctx.numbers = [None if isinstance(x, torch.Tensor) else (x,) for x in saved]
         return results
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from smelt._torch.autocast import no_autocast
+from smelt.analysis import alias_analysis
 from smelt.analysis.gradients import gradient_flow
 from smelt.autodiff import base_of, detach_islands, extract, hidden_write, is_view_of, overwritten, state_as_inputs
 from smelt.capture import Captured
@@ -27,7 +28,8 @@ from smelt.compiler.sized_unit import SizedUnit, Sizes
 from smelt.compiler.trainable import Trainable
 from smelt.compiler.unit import Unit, machine_code
 from smelt.diag import Options, SmeltError
-from smelt.ir import Graph, Node, TensorType, Value
+from smelt.ir import STATE_OPS, Graph, Node, TensorType, Value, values_in
+from smelt.ops.effects import declared_writes
 from smelt.ops.evaluate import evaluate, no_state
 from smelt.passes.base import PassContext
 from smelt.passes.explicit_casts import explicit_casts
@@ -153,10 +155,25 @@ class TrainingUnit(Unit):
         graph.body.set_yields((*(None if i in apart else a for i, a in enumerate(graph.outputs)), *more))
         try:
             self.trainable = Trainable(
-                graph, requires, self.options, machine_code(self.options), recomputed=self.captured.recomputed
-            )
+                graph, requires, self.options, machine_code(self.options), recomputed=self.captured.recomputed,
+                unseen=self._unseen(graph),
+            )  # fmt: skip
         except SmeltError as error:
             raise NeedsGradients(error.what, error.where) from error
+
+    def _unseen(self, graph: Graph) -> set[str]:
+        """The inputs, state behind arguments, that a call writes to without telling autograd, as batch norm does."""
+        targets = {v.name for node in graph.body if node.op == "write" for v in values_in(node.args[0])}
+        if not targets:
+            return targets
+        raw = self.captured.graph
+        assert raw is not None
+        told = alias_analysis(raw).of_all(v for node in raw.walk() for v in declared_writes(node))
+        names = {v.name for v in told}
+        places = {(v.node.op, str(v.node.args[0])) for v in told if v.node is not None and v.node.op in STATE_OPS}
+        state = [v.name for v in graph.inputs[len(graph.inputs) - len(self.state_places) :]]
+        names |= {name for name, place in zip(state, self.state_places, strict=True) if place in places}
+        return targets - names
 
     def _with_casts(self) -> Graph:
         """The graph with the casts of autocast spelled out. Raises: NeedsGradients where that cannot be."""

@@ -10,15 +10,44 @@ What it keeps it checks the version of on the way back.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
 from smelt._torch.autocast import no_autocast
+from smelt._torch.fake import fake_tensors
 from smelt._torch.storage import storage_key
-from smelt.ir import Arg, Node, TensorType, TupleType, Type, Value
+from smelt.ir import Arg, Node, TensorType, TupleType, Type, Value, map_values
 from smelt.ops.convert import dummy_of, to_torch
 from smelt.ops.registry import overload
+
+_CHOOSE_BY_DEVICE = frozenset(("aten.scaled_dot_product_attention.default",))
+"""Operators that on the device itself are other ones than on `meta`."""
+
+
+class SavedValues:
+    """`saved_values` of the nodes of a graph: what was found for one is known of all that are like it."""
+
+    def __init__(self, requires: Callable[[Value], bool]) -> None:
+        self._requires = requires
+        self._known: dict[Any, list[int] | None] = {}
+
+    def of(self, node: Node) -> set[Value] | None:
+        """As `saved_values`."""
+        values = list(dict.fromkeys((*node.operands(), *node.results)))
+        number = {value: i for i, value in enumerate(values)}
+        key = (
+            node.op,
+            repr(map_values(node.args, lambda v: ("%", number[v]))),
+            repr(map_values(tuple(node.kwargs.items()), lambda v: ("%", number[v]))),
+            tuple((value.type, self._requires(value)) for value in values),
+        )
+        if key not in self._known:
+            saved = saved_values(node, self._requires)
+            self._known[key] = None if saved is None else [number[value] for value in saved]
+        found = self._known[key]
+        return None if found is None else {values[i] for i in found}
 
 
 def saved_values(node: Node, requires: Callable[[Value], bool]) -> set[Value] | None:
@@ -66,29 +95,34 @@ def without_gradient(node: Node, active: Callable[[Value], bool], grads: Sequenc
 def _called(node: Node, requires: Callable[[Value], bool]) -> tuple[dict[Value, Any], list[Any]]:
     """The operands that stand for a node's values, and the results. Raises whatever torch raises."""
     made: dict[Value, Any] = {}
+    device: str | None = "meta"
 
     def operand(arg: Arg) -> Any:
         if isinstance(arg, Value):
             if arg not in made:
-                made[arg] = _made(arg.type, requires(arg))
+                made[arg] = _made(arg.type, requires(arg), device)
             return made[arg]
         return [operand(a) for a in arg] if isinstance(arg, tuple) else to_torch(arg)
 
     found = overload(node.op)
-    with torch.enable_grad(), no_autocast():
+    with torch.enable_grad(), no_autocast(), ExitStack() as stack:
+        if node.op in _CHOOSE_BY_DEVICE and stack.enter_context(fake_tensors()):
+            device = None
         args = [operand(a) for a in node.args]
         kwargs = {name: operand(a) for name, a in node.kwargs.items()}
-        result = found(*args, **{**kwargs, "device": "meta"} if "device" in kwargs else kwargs)  # type: ignore[misc]
+        if device is not None and "device" in kwargs:
+            kwargs["device"] = device
+        result = found(*args, **kwargs)  # type: ignore[misc]
     return made, list(result) if isinstance(result, (tuple, list)) and len(node.results) > 1 else [result]
 
 
-def _made(type_: Type, requires: bool) -> Any:
+def _made(type_: Type, requires: bool, device: str | None) -> Any:
     """A value of a type; tensors have no data, and may be written to."""
     if isinstance(type_, TupleType):
-        return [_made(element, requires) for element in type_.elements]
+        return [_made(element, requires, device) for element in type_.elements]
     if not isinstance(type_, TensorType):
         raise TypeError(f"no value of type {type_} is made")
-    tensor = dummy_of(type_, "meta")
+    tensor = dummy_of(type_, device)
     return tensor.requires_grad_().clone() if requires and tensor.dtype.is_floating_point else tensor
 
 

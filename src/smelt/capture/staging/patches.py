@@ -519,12 +519,18 @@ def _stays_as_it_is(self: Any, name: str, value: Any = _NEW) -> None:
         return
     if name in ("grad", "requires_grad") and value is not _NEW and getattr(self, name) is value:
         return
-    slot = session.recorder.slot_of(self)
-    if isinstance(slot, StateSlot) or slot.kind == "input":
+    if _is_from_outside(session.recorder, self):
         session.cannot(f"`{name}` of a tensor from outside is set", _NO_MORE)
     is_noted = name != "data"  # else the recorder refuses it
     if is_noted and _is_of_torch(type(self), name) and session.snapshots and session.snapshots[-1].reached(self):
         raise CannotMerge(f"`{name}` of a tensor is set on one path only", _NO_MORE, session.site())
+
+
+def _is_from_outside(recorder: Any, tensor: torch.Tensor) -> bool:
+    """Whether the run found a tensor; it may have written to it since, which makes it another value of the graph."""
+    if id(tensor) in recorder.roots.entries:
+        return True
+    return isinstance(recorder.slot_of(tensor), StateSlot) or any(slot.ref() is tensor for slot in recorder.inputs)
 
 
 def _is_made(tensor: torch.Tensor, name: str) -> bool:
