@@ -150,6 +150,88 @@ def test_a_pass_tells_what_became_of_nodes() -> None:
     assert folded.picture and folded.edits["erase"]
 
 
+def test_the_first_stage_is_what_the_program_called_mutation_and_all() -> None:
+    def writes(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        y = y.clone()
+        y[1:] = 3
+        return torch.relu_(y) + x
+
+    made = smelt.compile(writes)
+    with torch.no_grad():
+        made(torch.randn(3, 4), torch.randn(3, 4)), made(torch.randn(3, 4), torch.randn(3, 4))
+    page = smelt.explain(made).page()
+    check(page)
+    (code,) = page.codes
+    assert [stage.name for stage in code.stages[:2]] == ["captured", "functionalize"]
+    called, functional = ({code.nodes[i].op: code.nodes[i].uid for i in s.records} for s in code.stages[:2])
+    assert "aten.add_.Tensor" in called and "write" not in called
+    assert "aten.add_.Tensor" not in functional and "write" in functional
+    # What was in place is followed to what stands for it.
+    assert functional["aten.relu.default"] in code.stages[1].led[called["aten.relu_.default"]]
+    # A program that writes nothing begins with the graph that it had.
+    pure = smelt.compile(lambda x: x.sin() + 1)
+    with torch.no_grad():
+        pure(torch.ones(2)), pure(torch.ones(2))
+    assert "functionalize" not in [stage.name for stage in smelt.explain(pure).page().codes[0].stages]
+
+
+def whole_step() -> Any:
+    """A compiled step: loss, backward and update."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = ((model(x) - y) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    made = smelt.compile(step)
+    for _ in range(2):
+        made(torch.randn(5, 4), torch.randn(5, 1))
+    return made
+
+
+def test_of_a_whole_step_forward_backward_and_update_are_told_apart() -> None:
+    page = smelt.explain(whole_step()).page()
+    check(page)
+    code = page.codes[0]
+    last = {code.nodes[i].uid: code.nodes[i] for i in code.stages[-1].records}
+    phases = {phase: {last[uid].op for uid in last if code.phases.get(uid) == phase} for phase in code.phases.values()}
+    assert {"aten.linear.default", "aten.tanh.default", "aten.mean.default"} <= phases["forward"]
+    assert "aten.mm.default" in phases["backward"] and "aten.linear.default" not in phases["backward"]
+    assert phases["update"] == {"aten.add.Tensor", "write"}
+    assert all(uid in code.phases for uid, record in last.items() if record.op not in ("param", "buffer", "captured"))
+    made = smelt.compile(Block().eval())
+    with torch.no_grad():
+        made(torch.randn(2, 16))
+    assert smelt.explain(made).page().codes[0].phases == {}
+
+
+def test_huge_constants_do_not_make_a_huge_page() -> None:
+    large, numbers = torch.randn(1000, 1000), list(range(20_000))
+
+    def reads(x: torch.Tensor) -> torch.Tensor:
+        return x + large.sum() + torch.tensor(numbers)[:3].sum()
+
+    made = smelt.compile(reads)
+    with torch.no_grad():
+        made(torch.ones(3)), made(torch.ones(3))
+    report = smelt.explain(made)
+    check(report.page())
+    assert len(report.to_html()) < 400_000
+    assert max(len(record.text) for record in report.page().codes[0].nodes) <= 400
+
+
+def test_without_scripts_the_page_has_the_reports_text() -> None:
+    _, _, text = smelt.explain(marked()).to_html().partition("<noscript>")
+    text, _, _ = text.partition("</noscript>")
+    assert "Smelt report: Sequential" in text and "compiled: 1 graph" in text
+    assert "<img" not in text
+
+
 def test_a_call_is_measured_where_it_leaves_nothing() -> None:
     model, args = decides()
     before = args[0].clone()

@@ -124,18 +124,22 @@ def first_wrong_pass(graph: Graph, inputs: Sequence[Any], options: Options, look
 
 
 def functional_graph(
-    raw: Graph, options: Options, entangled: frozenset[str] = frozenset(), sizes: Sizes | None = None
+    raw: Graph,
+    options: Options,
+    entangled: frozenset[str] = frozenset(),
+    sizes: Sizes | None = None,
+    watcher: Watcher | None = None,
 ) -> tuple[Graph, Sequence[PassReport]]:
     """A functional copy of a raw capture; writes to external values that share memory (`entangled`) stay in place.
 
-    sizes: as of `optimized_graph`.
+    sizes, watcher: as of `optimized_graph`; what is done to gradients behind the passes is not watched.
     Raises: SmeltError (S0301 for an unknown pass in an option, S0901 where a pass fails).
     """
     check_options(options)
     graph = raw.clone()
     # Nothing downstream understands a graph that still mutates in place, so this part is never cut short.
     context = PassContext(entangled=entangled, sizes=sizes)
-    reports = run_passes(graph, FUNCTIONAL, context, check=options.verify, dump=options.dump)
+    reports = run_passes(graph, FUNCTIONAL, context, check=options.verify, dump=options.dump, watcher=watcher)
     if computes_gradients(graph):
         if any("autocast" in node.mode for node in graph.walk()):
             # Of a product in another dtype the gradient is that of the casts, too.

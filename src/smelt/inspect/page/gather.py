@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import smelt
 from smelt._torch.autocast import no_autocast
 from smelt.compiler import SizedUnit, Unit
-from smelt.compiler.pipeline import optimized_graph
-from smelt.compiler.size_conditions import symbols_of
+from smelt.compiler.pipeline import functional_graph, optimized_graph
+from smelt.compiler.size_conditions import symbols_in, symbols_of
 from smelt.compiler.training import TrainingUnit
 from smelt.diag import SmeltError
 from smelt.inspect.page import steps
 from smelt.inspect.page.model import Code, Guard, Page, Recompile, Remark, Roof, Saved, Timing
+from smelt.inspect.page.phases import phases_of
 from smelt.inspect.page.places import Places
 from smelt.inspect.page.stages import Stages, typed
 from smelt.inspect.parts import Part, parts_of
@@ -122,8 +123,8 @@ def _profile(unit: Unit) -> Sequence[ProfileRow]:
 
 def _code(half: Half, places: Places) -> Code:
     missing: list[str] = []
-    stages = Stages(places)
     unit = half.part.unit
+    stages = _as_called(unit, places) or Stages(places)
     _replay(half, stages, missing)
     report = unit.lowered.report if unit.lowered is not None else None
     plan = unit.lowered.plan if unit.lowered is not None else None
@@ -148,7 +149,28 @@ def _code(half: Half, places: Places) -> Code:
         saved=half.saved,
         memory={} if report is None else report.to_dict()["memory"],
         missing=missing,
+        phases=phases_of(stages.nodes, stages.stages),
     )
+
+
+def _as_called(unit: Unit, places: Places) -> Stages | None:
+    """The stages before the graph that passes begin with: what the program called, mutation and all.
+
+    None where it mutates nothing, or where the unit's graph is not made of its capture alone, as that of a backward
+    half is not.
+    """
+    raw = unit.captured.graph
+    if raw is None:
+        return None
+    stages = Stages(places)
+    try:
+        with no_autocast():
+            symbols = symbols_in(unit.captured)
+            graph, reports = functional_graph(raw, unit.options, unit.captured.entangled, symbols, stages)
+    except SmeltError:
+        return None
+    changed = any(report.changed for report in reports)
+    return stages if changed and str(graph) == str(unit.graph) == stages.text else None
 
 
 def _replay(half: Half, stages: Stages, missing: list[str]) -> None:

@@ -169,7 +169,8 @@ class Saved:
 class Code:
     """One plan. half: forward or backward of an entry that is trained, else empty. sizes: those that it was made for.
 
-    missing: what is not shown of it, and why.
+    missing: what is not shown of it, and why. phases: of a whole step of training, which nodes (by uid) are forward,
+    backward and update.
     """
 
     title: str
@@ -189,6 +190,7 @@ class Code:
     saved: Sequence[Saved]
     memory: Mapping[str, int]
     missing: Sequence[str]
+    phases: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

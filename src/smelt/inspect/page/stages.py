@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from smelt.analysis.cost import cost
+from smelt.diag import Span
 from smelt.inspect.page.model import Arm, NodeRecord, Stage
 from smelt.inspect.page.places import Places
 from smelt.ir import Arg, Graph, Node, Region, Value, values_in
@@ -36,19 +37,32 @@ class Stages:
         self._edits: Counter[str] = Counter()
         self._inserted: set[Node] = set()
         self._led: dict[int, list[int]] = {}
+        self._erased: dict[Node, Span] = {}
 
     # --- what happens
 
     def begin(self, graph: Graph) -> None:
-        """The graph as it is before the first pass."""
+        """The graph as it is before the first pass; one that is a copy of the last stage's goes on from there."""
+        if self._graph is not None:
+            for mine, copy in zip(self._graph.walk(), graph.walk(), strict=True):
+                self._uids[copy] = self._uid(mine)
+            self._graph = graph
+            return
         self._graph = graph
         self._keep("captured", "", 0.0, None)
+
+    @property
+    def text(self) -> str:
+        """The graph of the last stage, as text."""
+        return str(self._graph)
 
     def edited(self, event: Event) -> None:
         """An edit by the pass that runs."""
         self._edits[event.kind] += 1
         if event.kind == "insert" and event.node is not None:
             self._inserted.add(event.node)
+        if event.kind == "erase" and event.node is not None and event.node.span is not None:
+            self._erased[event.node] = event.node.span
         if event.kind == "replace" and event.node is not None:
             found = [self._uid(node) for node in self._made_for(event.new)]
             if found:
@@ -86,15 +100,45 @@ class Stages:
 
     def _keep(self, name: str, picture: str, ms: float, report: PassReport | None) -> None:
         assert self._graph is not None
+        self._lead_by_place()
         records: list[int] = []
         self._walk(self._graph.body, -1, 0, records)
         peak = None if report is None or report.peak is None else (report.peak.before, report.peak.after)
         outputs = _names(self._graph.outputs)
-        led = {uid: list(dict.fromkeys(to)) for uid, to in self._led.items()}
+        led = self._led_to(present=[self._uid(node) for node in self._graph.walk()])
         self.stages.append(Stage(name, picture, round(ms, 3), records, outputs, dict(self._edits), led, peak))
         self._edits.clear()
         self._inserted.clear()
+        self._erased.clear()
         self._led = {}
+
+    def _led_to(self, present: Sequence[int]) -> dict[int, list[int]]:
+        """What stands for nodes that are gone, followed through what came and went within the same pass."""
+        here, found = set(present), dict[int, list[int]]()
+        for uid in self._led:
+            ends: dict[int, None] = {}
+            seen, pending = {uid}, [*self._led[uid]]
+            while pending:
+                to = pending.pop(0)
+                if to in here:
+                    ends[to] = None
+                elif to not in seen:
+                    pending += self._led.get(to, ())
+                seen.add(to)
+            if ends:
+                found[uid] = list(ends)
+        return found
+
+    def _lead_by_place(self) -> None:
+        """A node that was erased and put in place of by hand is followed to what came in from the very same place."""
+        made: dict[Span, list[int]] = {}
+        for node in self._graph.walk() if self._graph is not None and self._erased else ():
+            if node in self._inserted and node.span is not None:
+                made.setdefault(node.span, []).append(self._uid(node))
+        for node, span in self._erased.items():
+            uid = self._uid(node)
+            if span in made and uid not in self._led:
+                self._led[uid] = made[span]
 
     def _walk(self, region: Region, parent: int, arm: int, records: list[int]) -> None:
         for node in region:

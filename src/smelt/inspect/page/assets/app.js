@@ -93,6 +93,7 @@
       this.known = {
         dark, palette, accent: take("accent"), line: take("line"), edge: take("edge"), box: take("box"), hull: take("hull"), pill: take("pill"), dim: take("dim"),
         ink: take("ink"),
+        phase: { forward: palette[0], backward: palette[11], update: palette[5] },
         heat: (share) => `color-mix(in srgb, ${take("hot")} ${Math.round(share * 75)}%, ${take("box")})`,
         how: { kernel: palette[4], fused: palette[4], library: palette[1], dispatcher: palette[9], python: dark ? "#7a2c2c" : "#ffc9c2", view: take("hull"), static: take("hull"), block: palette[7], number: palette[7], move: palette[2], copy: palette[2] },
       };
@@ -104,6 +105,7 @@
         group: "A colour is a kernel: nodes that share it are computed together. Without one: a library, a view, or known before the call.",
         how: "Green: own kernels; others: libraries, the dispatcher; red: Python.", time: "The redder, the more of the time.",
         bytes: "The redder, the more of the bytes.", flops: "The redder, the more of the operations.", dtype: "A colour is a dtype.",
+        phase: "Blue: forward; red: backward; green: the update of the parameters.",
       };
       document.getElementById("legend").textContent = texts[this.state.colour];
     }
@@ -144,6 +146,9 @@
       const asked = isFirst ? [...this.state.uids].filter((uid) => plan.records.has(uid)) : [];
       this.state.uids = new Set();
       document.getElementById("code").value = String(this.state.code);
+      const phase = document.querySelector("#colour [value=phase]");
+      phase.hidden = phase.disabled = !plan.hasPhases;
+      if (phase.hidden && this.state.colour === "phase") this.state.colour = document.getElementById("colour").value = "group";
       this.source.show(plan);
       this.steps.show(plan);
       this.graph.show(plan, this.state.stage);
@@ -225,7 +230,7 @@
     }
 
     haystack(record) {
-      record.hay ??= `${record.text} ${record.scope} ${record.at.map(([source, line]) => `${this.page.sources[source].file}:${line}`).join(" ")}`.toLowerCase();
+      record.hay ??= `${record.text} ${record.scope} ${this.plan.phase(record.uid)} ${record.at.map(([source, line]) => `${this.page.sources[source].file}:${line}`).join(" ")}`.toLowerCase();
       return record.hay;
     }
 
@@ -317,5 +322,14 @@
       boxes: app.graph?.made?.boxes.length ?? 0, frames: app.graph?.frames ?? 0,
     });
     requestAnimationFrame(() => { smelt.ready = performance.now(); });
+  }).catch((error) => {
+    // A browser that lacks something, or a damaged file: what was found is still there to be read.
+    document.getElementById("bar").hidden = document.getElementById("panes").hidden = true;
+    const text = new DOMParser().parseFromString(document.querySelector("noscript").textContent, "text/html").body.textContent;
+    const box = document.getElementById("missing");
+    box.hidden = false;
+    box.replaceChildren(smelt.el("p", {}, `Source, graph and kernels cannot be shown here (${error.message}); a current browser shows them. The report as text:`),
+      smelt.el("pre", { class: "code report", tabindex: 0 }, text));
+    smelt.ready = performance.now();
   });
 })();

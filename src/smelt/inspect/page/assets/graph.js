@@ -3,6 +3,11 @@
 (() => {
   const smelt = window.smelt;
   const PALETTE = 12;
+  const MANY = 400; // boxes, above which those too small for words are drawn together
+  const READABLE = 5; // pixels of a letter
+  const MARGIN = 0.5; // of the smaller side: how much is painted around what is seen
+  const SHARP_MS = 150; // after the last change of scale, what was stretched is painted again
+  const BAND = 2000; // of the graph's own units: how high a band of lines is
 
   class GraphPane {
     constructor(app) {
@@ -15,7 +20,7 @@
       this.frames = 0;
       this.zoom = smelt.zoom().scaleExtent([0.02, 6]).on("zoom", (event) => {
         this.transform = event.transform;
-        this.redraw();
+        this.redraw(true);
       });
       this.selection = smelt.select(this.canvas).call(this.zoom).on("dblclick.zoom", null);
       this.canvas.addEventListener("click", (event) => this.onClick(event));
@@ -67,6 +72,8 @@
         (edges.get(line.to) ?? edges.set(line.to, { out: [], in: [] }).get(line.to)).in.push(line.from);
       }
       this.edges = edges;
+      this.lines = null;
+      this.painted = null;
       this.redraw();
     }
 
@@ -139,7 +146,9 @@
 
     // --- drawing
 
-    redraw() {
+    // isMoved: nothing has changed but where the graph is seen from, so what was painted still holds.
+    redraw(isMoved = false) {
+      if (!isMoved) this.picture = null;
       if (this.pending) return;
       this.pending = requestAnimationFrame(() => {
         this.pending = 0;
@@ -151,19 +160,118 @@
       if (!this.made) return;
       this.frames += 1;
       const c = this.context, t = this.transform;
-      const style = this.app.colours();
       c.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
       c.clearRect(0, 0, this.width, this.height);
+      if (this.made.boxes.length <= MANY) {
+        this.paint(c, t, this.width, this.height);
+        return;
+      }
+      if (!this.picture || !this.covers(this.picture, t)) this.repaint();
+      const { canvas, t: then, margin } = this.picture;
+      const k = t.k / then.k;
+      c.drawImage(canvas, t.x - (then.x + margin) * k, t.y - (then.y + margin) * k,
+        (canvas.width / this.ratio) * k, (canvas.height / this.ratio) * k);
+      if (k === 1) return;
+      clearTimeout(this.sharpen);
+      this.sharpen = setTimeout(() => this.redraw(), SHARP_MS);
+    }
+
+    // Whether a picture shows all that is seen now, and is not too coarse or too fine for it.
+    covers({ t, margin }, now) {
+      const k = now.k / t.k;
+      const left = (t.x + margin) * k - now.x, top = (t.y + margin) * k - now.y;
+      return k > 0.66 && k < 1.5 && left >= 0 && top >= 0
+        && left + this.width <= (this.width + 2 * margin) * k && top + this.height <= (this.height + 2 * margin) * k;
+    }
+
+    // The graph and what is around the part that is seen, on a canvas of its own: moving it is moving a picture.
+    repaint() {
+      const margin = Math.round(Math.min(this.width, this.height) * MARGIN);
+      const canvas = document.createElement("canvas");
+      canvas.width = Math.round((this.width + 2 * margin) * this.ratio);
+      canvas.height = Math.round((this.height + 2 * margin) * this.ratio);
+      const c = canvas.getContext("2d");
+      c.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
+      const t = this.transform;
+      const moved = smelt.zoomIdentity.translate(t.x + margin, t.y + margin).scale(t.k);
+      this.paint(c, moved, this.width + 2 * margin, this.height + 2 * margin);
+      this.picture = { canvas, t, margin };
+    }
+
+    paint(c, t, width, height) {
+      const style = this.app.colours();
       c.translate(t.x, t.y);
       c.scale(t.k, t.k);
-      const seen = {
-        left: t.invertX(0), right: t.invertX(this.width), top: t.invertY(0), bottom: t.invertY(this.height),
-      };
+      const seen = { left: t.invertX(0), right: t.invertX(width), top: t.invertY(0), bottom: t.invertY(height) };
       const isSeen = (box) => box.X < seen.right && box.X + box.w > seen.left && box.Y < seen.bottom && box.Y + box.h > seen.top;
       const selected = this.app.state.uids;
+      if (this.made.boxes.length > MANY && t.k * 12 < READABLE) {
+        this.drawFar(c, style, seen, isSeen, selected);
+        return;
+      }
       for (const box of this.made.boxes) if (box.open && isSeen(box)) this.drawBox(c, box, style, selected);
       this.drawLines(c, style, seen, selected);
       for (const box of this.made.boxes) if (!box.open && isSeen(box)) this.drawBox(c, box, style, selected);
+    }
+
+    // Many boxes, too small for words: one path for all lines, and one for all boxes of a colour.
+    drawFar(c, style, seen, isSeen, selected) {
+      const { k } = this.transform;
+      c.lineWidth = 1;
+      c.strokeStyle = style.line;
+      for (const box of this.made.boxes) {
+        if (!box.open || !isSeen(box)) continue;
+        c.fillStyle = style.hull;
+        c.fillRect(box.X, box.Y, box.w, box.h);
+        c.strokeRect(box.X, box.Y, box.w, box.h);
+      }
+      c.lineWidth = Math.max(0.6, 0.5 / k);
+      for (const band of this.bands()) if (band.low < seen.bottom && band.high > seen.top) c.stroke(band.path);
+      for (const [colour, boxes] of this.byColour(style)) {
+        c.fillStyle = colour;
+        c.beginPath();
+        for (const box of boxes) if (isSeen(box)) c.rect(box.X, box.Y, box.w, box.h);
+        c.fill();
+      }
+      if (!selected.size) return;
+      c.strokeStyle = style.accent;
+      c.lineWidth = Math.max(2.5, 1.5 / k);
+      c.beginPath();
+      for (const box of this.made.boxes) {
+        if (isSeen(box) && (box.open ? box.uid !== undefined && selected.has(box.uid) : isIn(box, selected))) c.rect(box.X, box.Y, box.w, box.h);
+      }
+      c.stroke();
+    }
+
+    // The lines as straight ones, in bands from top to bottom, so that those that are not seen cost nothing.
+    bands() {
+      if (this.lines) return this.lines;
+      const bands = new Map();
+      for (const { from, to, points } of this.made.lines) {
+        const number = Math.floor(from.Y / BAND);
+        const band = bands.get(number) ?? bands.set(number, { path: new Path2D(), low: Infinity, high: -Infinity }).get(number);
+        band.path.moveTo(from.X + from.w / 2, from.Y + from.h / 2);
+        for (const [x, y] of points ?? []) band.path.lineTo(x, y);
+        band.path.lineTo(to.X + to.w / 2, to.Y + to.h / 2);
+        band.low = Math.min(band.low, from.Y, to.Y);
+        band.high = Math.max(band.high, from.Y + from.h, to.Y + to.h);
+      }
+      this.lines = [...bands.values()];
+      return this.lines;
+    }
+
+    // The closed boxes by their colour, found anew only when what colours them has changed.
+    byColour(style) {
+      const by = `${this.app.state.colour}/${this.stage}/${style.dark}`;
+      if (this.painted?.by === by) return this.painted.boxes;
+      const boxes = new Map();
+      for (const box of this.made.boxes) {
+        if (box.open) continue;
+        const colour = this.fill(box, style);
+        (boxes.get(colour) ?? boxes.set(colour, []).get(colour)).push(box);
+      }
+      this.painted = { by, boxes };
+      return boxes;
     }
 
     drawLines(c, style, seen, selected) {
@@ -211,7 +319,7 @@
         c.fill();
         c.stroke();
       }
-      if (k * 12 < 5) return;
+      if (k * 12 < READABLE) return;
       c.fillStyle = box.open ? style.dim : style.ink;
       c.font = this.font();
       c.textBaseline = "middle";
@@ -229,6 +337,10 @@
       if (by === "group") {
         const group = box.children.length ? -1 : plan.group(uids[0]);
         return group < 0 ? style.box : style.palette[group % PALETTE];
+      }
+      if (by === "phase") {
+        const phases = new Set(uids.map((uid) => plan.phase(uid)));
+        return phases.size === 1 ? style.phase[[...phases][0]] ?? style.box : style.box;
       }
       if (by === "how") return box.children.length ? style.box : style.how[plan.how(uids[0])?.how] ?? style.box;
       if (by === "dtype") {

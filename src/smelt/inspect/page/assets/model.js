@@ -125,6 +125,14 @@ window.smelt = { ...window.smeltVendor, Graph: window.smeltVendor.dagre.graphlib
       return -1;
     }
 
+    get hasPhases() {
+      return Object.keys(this.code.phases).length > 0;
+    }
+
+    phase(uid) {
+      return this.code.phases[uid] ?? "";
+    }
+
     how(uid) {
       for (const other of [uid, ...this.related([uid])]) {
         const name = this.last?.byUid.get(other)?.names[0];

@@ -117,7 +117,7 @@
       const how = plan.how(record.uid);
       const rows = [
         ["runs as", how ? `${how.how}${how.target && how.how !== "kernel" ? `: ${how.target}` : ""}` : "it is no node of what was lowered"],
-        ["module", record.scope], ["mode", record.mode],
+        ["module", record.scope], ["mode", record.mode], ["part of the step", plan.phase(record.uid)],
         ["bytes", record.nbytes ? size(record.nbytes) : ""], ["operations", record.flops ? record.flops.toLocaleString("en") : ""],
         ["time", plan.time(record.uid) ? `${time(plan.time(record.uid))}, its part of the step` : ""],
       ].filter(([, value]) => value);
