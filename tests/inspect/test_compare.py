@@ -11,6 +11,11 @@ from typer.testing import CliRunner
 
 from smelt.cli import app
 from smelt.inspect.compare import first_difference
+from smelt.inspect.numeric import check_passes
+from smelt.ir import Graph, parse
+from smelt.passes.base import Pass, PassContext
+from smelt.passes.cse import cse
+from smelt.passes.dce import dce
 
 PROGRAMS = """
 import torch
@@ -45,11 +50,52 @@ def compared(tmp_path: Path, *more: str) -> dict[str, object]:
     return found
 
 
+def told(tmp_path: Path, name: str) -> str:
+    result = CliRunner().invoke(app, ["diff", f"{tmp_path}/folds.py:{name[:-2]}", "--no-time"])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
 def test_an_option_changes_graph_and_kernels_and_no_result(tmp_path: Path) -> None:
     found = compared(tmp_path, "one()", "--options", '{"skip": ["fold-batch-norm"]}')
     assert "aten.batch_norm.default" in found["operators"] or "aten.native_batch_norm" in str(found["operators"])
     assert found["results"] == "" and found["against eager"] == "" and found["graph"]
     assert found["passes"] == ["every pass keeps every value"] * 2
+    # Folding rounds; without it no pass moves any value.
+    (folded, *_), without = found["numeric"]
+    assert folded["name"] == "fold-batch-norm" and 0 < folded["largest"] < 1e-5 and folded["first"] == ""
+    assert "fold-batch-norm" not in [one["name"] for one in without]
+    assert "rounds by" in told(tmp_path, "one()")
+
+
+def wrong_pass(graph: Graph, context: PassContext) -> bool:
+    """Doubles the second operand of each addition."""
+    found = [node for node in graph.walk() if node.op == "aten.add.Tensor"]
+    for node in found:
+        context.rewriter(graph).set_arguments(node, (node.args[0], 2))
+    return bool(found)
+
+
+def test_the_first_value_that_a_pass_makes_wrong_is_named_with_its_node() -> None:
+    graph = parse(
+        """graph f(%x: f32[2]) -> f32[2] {
+          %0: f32[2] = aten.sin.default(%x)
+          %1: f32[2] = aten.add.Tensor(%0, 1)
+          %2: f32[2] = aten.mul.Tensor(%1, 3)
+          return %2
+        }"""
+    )
+
+    def broken(graph: Graph, context: PassContext) -> bool:
+        raise ValueError("no such thing")
+
+    passes = [cse, Pass("wrong", "", wrong_pass), dce]
+    (found,) = check_passes(graph, passes, [torch.zeros(2)])
+    assert (found.name, found.first) == ("wrong", "%1[0]: 1.0 and 2.0; 2 of 2 values differ (aten.add.Tensor)")
+    assert found.largest == 1.0
+    (found,) = check_passes(graph, [Pass("broken", "", broken), dce], [torch.zeros(2)])
+    assert (found.name, found.first) == ("broken", "ValueError: no such thing")
+    assert check_passes(graph, [cse, dce], [torch.zeros(2)]) == []
 
 
 def test_of_two_programs_the_first_value_that_differs_is_named(tmp_path: Path) -> None:

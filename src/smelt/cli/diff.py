@@ -17,11 +17,12 @@ from smelt.cli import ingot
 from smelt.cli.target import HELP, Target
 from smelt.cli.users_program import in_users_program, load_program
 from smelt.compiler import Unit
-from smelt.compiler.pipeline import first_wrong_pass
+from smelt.compiler.pipeline import exact_passes
 from smelt.diag import SmeltError
 from smelt.diag.console import console
 from smelt.inspect.compare import Comparison, compare_units, first_difference
 from smelt.inspect.kernels import compiled_units
+from smelt.inspect.numeric import Checked, check_passes
 from smelt.inspect.shown import size
 from smelt.inspect.verdict import Race, race
 
@@ -43,8 +44,8 @@ def diff(
     left aside, as it follows from these; exit code 1 if they differ.
 
     Programs are called with the arguments of the first. The passes of each are
-    checked one by one on these arguments: the first pass after which a
-    value differs is named.
+    checked one by one on these arguments: each that moves a value, by how
+    much, and the first value that is wrong, with its node and line.
 
     \b
     Examples:
@@ -73,7 +74,13 @@ def diff(
             one, two = (partial(call, *loaded.args, **loaded.kwargs) for call, _ in made)
             times = race(one, two, _ROUNDS, _BUDGET_S)
     if json:
-        told = {**found.to_dict(), "passes": checks, "against eager": of_eager}
+        numeric = [[one.to_dict() for one in each] for _, each in checks]
+        told = {
+            **found.to_dict(),
+            "passes": [text for text, _ in checks],
+            "numeric": numeric,
+            "against eager": of_eager,
+        }
         typer.echo(json_.dumps({**told, "race": None if times is None else times.to_dict()}, indent=2))
         return
     out = console()
@@ -101,19 +108,22 @@ def _compiled(program: Target, arguments: Target, text: str) -> tuple[Any, Unit]
     return compiled, units[0]
 
 
-def _check(unit: Unit, loaded: Target) -> str:
-    """The first pass of a unit after which a value differs on these arguments, in words."""
+def _check(unit: Unit, loaded: Target) -> tuple[str, list[Checked]]:
+    """The first pass of a unit after which a value differs on these arguments, in words; all that move any value."""
     if unit.acts:
-        return "not checked: a call has effects"
+        return "not checked: a call has effects", []
     inputs = unit.signature.flatten(loaded.args, loaded.kwargs)
     try:
-        culprit = first_wrong_pass(unit.graph, inputs, unit.options, unit.lookup)
+        found = check_passes(unit.graph, exact_passes(unit.options), inputs, unit.lookup)
     except SmeltError as error:
-        return f"not checked: {error.what}"
-    return "every pass keeps every value" if culprit is None else f"{culprit.name}: {culprit.difference}"
+        return f"not checked: {error.what}", []
+    wrong = next((one for one in found if one.first), None)
+    if wrong is not None:
+        return f"{wrong.name}: {wrong.first}", found
+    return "every pass keeps every value", found
 
 
-def _lines(found: Comparison, checks: list[str], of_eager: str, times: Race | None) -> list[str]:
+def _lines(found: Comparison, checks: list[tuple[str, list[Checked]]], of_eager: str, times: Race | None) -> list[str]:
     lines = [f"nodes      {found.nodes[0]} and {found.nodes[1]}"]
     lines += [f"           {op}: {a} and {b}" for op, (a, b) in found.operators.items()]
     lines.append(f"kernels    {found.shared_kernels} in both")
@@ -124,7 +134,9 @@ def _lines(found: Comparison, checks: list[str], of_eager: str, times: Race | No
     lines.append(f"results    {found.results or 'equal but for rounding'}")
     if of_eager:
         lines.append(f"           {of_eager}")
-    lines += [f"passes     {name}: {told}" for name, told in zip(("first", "second"), checks, strict=True)]
+    for name, (text, each) in zip(("first", "second"), checks, strict=True):
+        lines.append(f"passes     {name}: {text}")
+        lines += [f"           {one.name}: {one.first or f'rounds by {one.largest:.0e}'}" for one in each]
     if times is not None:
         lines.append(f"time       first {times.eager}, second {times.compiled}")
         if times.is_busy:

@@ -119,8 +119,12 @@ def first_wrong_pass(graph: Graph, inputs: Sequence[Any], options: Options, look
 
     A pass that differs because it was asked to (`dtype`) is left out.
     """
-    passes = [p for p in chosen_passes(options) if p.name not in _NARROWING]
-    return bisect(graph, passes, inputs, lookup)
+    return bisect(graph, exact_passes(options), inputs, lookup)
+
+
+def exact_passes(options: Options) -> list[Pass]:
+    """The chosen passes without those that are asked to change values (`dtype`)."""
+    return [one for one in chosen_passes(options) if one.name not in _NARROWING]
 
 
 def functional_graph(

@@ -224,8 +224,15 @@ class Observation:
     sharing: list[tuple[int, int]]
 
 
-def observe(graph: Graph, inputs: Sequence[Any], lookup: Lookup = no_state, *, seed: int = 0) -> Observation:
-    """Run a graph on copies of inputs and state; what it leaves behind."""
+def observe(
+    graph: Graph,
+    inputs: Sequence[Any],
+    lookup: Lookup = no_state,
+    *,
+    seed: int = 0,
+    watch: Callable[[Node, Sequence[Any]], None] | None = None,
+) -> Observation:
+    """Run a graph on copies of inputs and state; what it leaves behind. watch: called with nodes and their results."""
     copies = [_copied(i) for i in inputs]
     state: dict[tuple[str, str], Any] = {}
 
@@ -236,7 +243,7 @@ def observe(graph: Graph, inputs: Sequence[Any], lookup: Lookup = no_state, *, s
 
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
-        outputs = evaluate(graph, copies, private)
+        outputs = evaluate(graph, copies, private, observe=watch)
         draws = torch.get_rng_state()
     return Observation(outputs, copies, state, draws, _sharing([*outputs, *copies, *state.values()]))
 
