@@ -12,13 +12,13 @@ import torch
 
 from smelt.codegen.contract.epilogue import Bound, plain
 from smelt.codegen.contract.gemm import Right
-from smelt.codegen.contract.packing import Packing
+from smelt.codegen.contract.packing import Packing, TilePacking
 from smelt.codegen.contract.planning import ProductPlan, plan_product
 from smelt.codegen.contract.problem import Problem
 from smelt.codegen.contract.tiling import tiling_for
 from smelt.codegen.llvm.isa import AVX2, BASELINE_X86, Isa, host_isa
 from smelt.codegen.llvm.objects import KernelSource, compile_kernels
-from smelt.codegen.lower.packed_weight import packed_by_torch
+from smelt.codegen.lower.packed_weight import packed_by_torch, tiles_by_torch
 from smelt.ir import DType
 from smelt.runtime.kernels import kernels
 from tests import emulated
@@ -67,11 +67,11 @@ def run_items(
 
 def product(
     isa: Isa, right: Right, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor, *,
-    bound: Bound | None = None, operands: Sequence[torch.Tensor] = (), parts: int = 1,
+    bound: Bound | None = None, operands: Sequence[torch.Tensor] = (), parts: int = 1, tiled: bool = False,
 ) -> ProductPlan:  # fmt: skip
     """out = x @ w^T through a kernel: x [.., m, k], w [.., n, k] (the layout says how it lies), out [.., m, n].
 
-    A batch of one or two dimensions may lead. The items run in `parts` ranges, last first.
+    A batch of one or two dimensions may lead. The items run in `parts` ranges, last first. tiled: x is packed before.
     """
     dtype = DTYPES[x.dtype]
     m, k = x.shape[-2:]
@@ -93,8 +93,12 @@ def product(
         matrix, panel, step = packed_by_torch(w, packing), packing.panel_nelements, tiling.panel * tiling.group
     else:
         step = w.stride(-1) if right == "rows" else w.stride(-2)
-    problem = Problem(m, n, k, x.stride(-2), x.stride(-1), panel, step, out.stride(-2), 0, **batch)
-    plan = plan_product(isa, dtype, right, problem, count, bound or plain(DTYPES[out.dtype]))
+    row, along_k = x.stride()[-2:]
+    if tiled:
+        tiles = TilePacking(tiling_for(isa, dtype), m, k)
+        x, row, along_k = tiles_by_torch(x, tiles), k, tiles.tiling.rows
+    problem = Problem(m, n, k, row, along_k, panel, step, out.stride(-2), 0, **batch)
+    plan = plan_product(isa, dtype, right, problem, count, bound or plain(DTYPES[out.dtype]), tiled=tiled)
     bounds = [plan.items * i // parts for i in range(parts + 1)]
     ranges = list(pairwise(bounds))[::-1]
     run_items(plan.source, isa, (x, matrix, *operands, out), plan.words, plan.scratch_nbytes, ranges)

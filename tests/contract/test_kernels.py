@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from smelt.codegen.contract.gemm import Right
-from smelt.codegen.contract.packing import Packing, packing_source
+from smelt.codegen.contract.packing import Packing, TilePacking, packing_source, tile_packing_source
 from smelt.codegen.contract.tiling import tiling_for
 from smelt.codegen.llvm.isa import Isa
-from smelt.codegen.lower.packed_weight import packed_by_torch, unpacked
+from smelt.codegen.lower.packed_weight import packed_by_torch, tiles_by_torch, tiles_in_rows, unpacked
 from tests.contract.harness import DTYPES, isas, lying, normal, product, rms, run_items
+from tests.kernels.edge import before_the_edge
 
 RIGHTS: tuple[Right, ...] = ("packed", "rows", "columns")
 # What one multiply-add may be off, relative to the sum of magnitudes.
@@ -40,6 +41,22 @@ def test_every_remainder(isa: Isa, dtype: torch.dtype, right: Right) -> None:
             product(isa, right, x, w, out)
             assert_close(out, x, w)
             assert bool((wide[:, n:] == 7).all()), "columns beyond the result were written"
+
+
+@pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("right", RIGHTS)
+def test_every_remainder_of_tiles(isa: Isa, dtype: torch.dtype, right: Right) -> None:
+    for m in (9, 13, 40, 127, 301):
+        for n, k in ((33, 64), (65, 193), (47, 7)):
+            x, w = normal(k, m, dtype=dtype).t(), lying(normal(n, k, seed=1, dtype=dtype), right)
+            wide = torch.full((m, n + 3), 7.0, dtype=dtype)
+            out, again = wide[:, :n], torch.empty(m, n, dtype=dtype)
+            product(isa, right, x, w, out, tiled=True)
+            assert_close(out, x, w)
+            assert bool((wide[:, n:] == 7).all()), "columns beyond the result were written"
+            product(isa, right, x, w, again, tiled=True, parts=3)
+            assert torch.equal(again, out)
 
 
 @pytest.mark.spread(10)
@@ -135,3 +152,17 @@ def test_packing(isa: Isa, dtype: torch.dtype, along_columns: bool) -> None:
         run_items(packing_source(tiling, along_columns), isa, (w, made), words, 0, [(0, packing.panels)])
         assert torch.equal(unpacked(made, packing), w)
         assert torch.equal(unpacked(packed_by_torch(w, packing), packing), w)
+
+
+@pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_packing_of_tiles(isa: Isa, dtype: torch.dtype) -> None:
+    tiling = tiling_for(isa, DTYPES[dtype])
+    assert tiling is not None
+    for m, k in ((1, 1), (48, 64), (70, 33), (131, 20)):
+        packing = TilePacking(tiling, m, k)
+        stored = before_the_edge(normal(k, m, dtype=dtype))
+        made = before_the_edge(torch.zeros(packing.nelements, dtype=dtype))
+        run_items(tile_packing_source(tiling), isa, (stored, made), packing.words(m), 0, [(0, packing.items)])
+        assert torch.equal(tiles_in_rows(made, packing), stored.t())
+        assert torch.equal(tiles_in_rows(tiles_by_torch(stored.t(), packing), packing), stored.t())

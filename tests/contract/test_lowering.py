@@ -14,6 +14,7 @@ from smelt.diag import Options
 from smelt.ir import TensorType, parse
 from smelt.ops.evaluate import evaluate
 from smelt.runtime.cpu import cpu_flags
+from smelt.runtime.plan import Launch
 from tests.codegen.harness import RULE, State, check, executables, lookup_in, lowered, rms_ratio
 from tests.codegen.harness import call as run
 from tests.contract.harness import isas, normal
@@ -155,6 +156,39 @@ graph f(%a: f32{left}, %b: f32{right}, %r: f32{result}) -> f32{result} {{
 }}"""
     inputs = [_laid(kind, torch.float32, seed) for seed, kind in enumerate((left, right, result))]
     assert check_near(text, inputs).report.counts == {"kernel": 1, "fused": 1}
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "result", "op", "packed"),
+    [
+        ("[300, 30]{1, 300}", "[30, 150]", "[300, 150]", "mm.default(%a, %b)", {"tiles", "panels"}),
+        ("[40, 31]{1, 40}", "[31, 170]{1, 31}", "[40, 170]", "mm.default(%a, %b)", {"tiles"}),
+        ("[300, 31]", "[31, 50]", "[300, 50]", "mm.default(%a, %b)", {"panels"}),
+        ("[300, 31]", "[50, 31]", "[300, 50]", "linear.default(%a, %b)", {"panels"}),
+        ("[2, 150, 31]", "[50, 31]", "[2, 150, 50]", "linear.default(%a, %b)", {"panels"}),
+        ("[2, 3, 50, 31]", "[31, 50]", "[2, 3, 50, 50]", "matmul.default(%a, %b)", {"panels"}),
+        ("[2, 150, 31]{31, 62, 1}", "[31, 50]", "[2, 150, 50]", "matmul.default(%a, %b)", set()),
+        ("[2, 300, 31]", "[2, 31, 50]", "[2, 300, 50]", "bmm.default(%a, %b)", set()),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
+def test_matrices_read_by_many_blocks_are_packed_in_the_run(
+    isa: None, left: str, right: str, result: str, op: str, packed: set[str], dtype: str
+) -> None:
+    """Batches of one right matrix are rows of one product; each keeps its own part of what is added behind."""
+    text = f"""\
+graph f(%a: {dtype}{left}, %b: {dtype}{right}, %r: {dtype}{result}) -> {dtype}{result} {{
+  %0: {dtype}{result} = aten.{op}
+  %1: {dtype}{result} = aten.add.Tensor(%0, %r)
+  return %1
+}}"""
+    kinds = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16}
+    found = host_isa()
+    if dtype == "bf16" and not (found is not None and found.has_bf16):
+        return
+    plan = check_near(text, [_laid(kind, kinds[dtype], seed) for seed, kind in enumerate((left, right, result))])
+    labels = {i.label.removesuffix(" of a product") for i in plan.plan.instructions if isinstance(i, Launch)}
+    assert labels & {"tiles", "panels"} == (packed - {"tiles"} if dtype == "bf16" else packed)
 
 
 def _laid(text: str, dtype: torch.dtype, seed: int) -> torch.Tensor:

@@ -42,18 +42,20 @@ MAX_ROWS = 128
 class Gemm:
     """A kernel. Its buffers: left, right, those of the epilogue, out; its words: `Problem`, then the epilogue's.
 
-    unit: `left_k` is 1.
+    unit: `left_k` is 1. tiled: the left matrix is packed in tiles ([tile][k][row]): `left_row` is K, `left_k` the rows
+    of a tile, and an item's rows are whole tiles.
     """
 
     tiling: Tiling
     right: Right
     epilogue: Epilogue
     unit: bool
+    tiled: bool = False
 
     @property
     def walk(self) -> Walk:
         """How tiles go along K."""
-        return Walk(self.unit, dense=self.right != "rows", ahead=self.right == "packed")
+        return Walk(self.unit, dense=self.right != "rows", ahead=self.right == "packed", tiled=self.tiled)
 
     @property
     def scratch_nbytes(self) -> int:

@@ -19,6 +19,7 @@ from smelt.codegen.contract.epilogue import Bound, plain
 from smelt.codegen.contract.gemm import MAX_ROWS, Gemm, Right, gemm_source
 from smelt.codegen.contract.lines import HEIGHTS as LINE_HEIGHTS
 from smelt.codegen.contract.lines import MAX_COLUMNS, Lines, lines_source
+from smelt.codegen.contract.packing import Packing, TilePacking
 from smelt.codegen.contract.parts import COLUMNS, Joined, joined_source
 from smelt.codegen.contract.problem import Problem
 from smelt.codegen.contract.tile import chains_of
@@ -30,7 +31,7 @@ from smelt.ir.sizes import blind, equals, is_one, is_symbolic, late, size_max, s
 from smelt.runtime.cpu import data_cache_nbytes, last_cache_nbytes, memory_nbytes
 
 # Estimates of one core, for the grain of threads: what a tile computes and memory delivers, and a chunk worth claiming.
-_FLOPS_PER_NS, _BYTES_PER_NS, _CHUNK_NS = 100.0, 20.0, 10_000.0
+_FLOPS_PER_NS, BYTES_PER_NS, _CHUNK_NS = 100.0, 20.0, 10_000.0
 _CHUNKS = 16
 # Columns of an item of dot products.
 _DOT_COLUMNS = 32
@@ -42,6 +43,8 @@ _MANY_ROWS, _SOME_ROWS_CHAIN, _FEW_ROWS_CHAIN = 16, 48, 32
 _RARE_HEIGHTS = (4, 8)
 # With fewer terms than this a result is mostly stored, which the library does with less ado unless it is small.
 _LEAST_TERMS, _SMALL = 8, 4096
+# From so many blocks of rows on, a matrix that a run makes is packed once, not read where it lies by each of them.
+_PACKED_BLOCKS = 2
 # A matrix read line by line is shared by the cores in long pieces of lines, of so many columns at least.
 _LEAST_COLUMNS, _MOST_COLUMNS = 128, 1024
 # A matrix that comes from memory is cut into parts of whole lines instead, each core to have two or more of at most so
@@ -111,9 +114,11 @@ def _is_few_at_hand(m: int) -> bool:
     return m <= max(HEIGHTS)
 
 
-def plan_product(isa: Isa, dtype: DType, right: Right, problem: Problem, batch: int, bound: Bound) -> ProductPlan:
+def plan_product(
+    isa: Isa, dtype: DType, right: Right, problem: Problem, batch: int, bound: Bound, *, tiled: bool = False
+) -> ProductPlan:
     """The plan of `batch` products of this dtype; `right_panel` and `block_rows` of the problem are filled in here,
-    but for packed panels, whose distance is the packing's.
+    but for packed panels, whose distance is the packing's. tiled: the left matrix is packed, too, in tiles.
 
     Raises: ValueError if the instruction set has no product of that dtype.
     """
@@ -122,7 +127,7 @@ def plan_product(isa: Isa, dtype: DType, right: Right, problem: Problem, batch: 
         return _dots(isa, tiling, problem, batch, bound)
     if right == "rows" and tiling.group == 1 and not is_symbolic(problem.m) and problem.m <= max(LINE_HEIGHTS):
         return _lines(isa, tiling, problem, batch, bound)
-    return _gemm(isa, tiling, right, problem, batch, bound)
+    return _gemm(isa, tiling, right, problem, batch, bound, tiled)
 
 
 def plan_both(isa: Isa, dtype: DType, problem: Problem, both: Both, bound: Bound) -> ProductPlan:
@@ -138,6 +143,23 @@ def plan_both(isa: Isa, dtype: DType, problem: Problem, both: Both, bound: Bound
     )
     words = (*replace(problem, **chosen.as_fields()).words(), *bound.words)
     return ProductPlan(any_rows_source(kernel, isa), words, items, item_ns, kernel.scratch_nbytes, "dots, packed")
+
+
+def packings_in_run(
+    isa: Isa, dtype: DType, m: int, n: int, k: int, batch: int, *, left_lies_in_rows: bool
+) -> tuple[Packing | None, TilePacking | None]:
+    """The panels that a run packs its right matrix into before it multiplies, and the tiles of its left one: where more
+    than two blocks of rows would each read the right one where it lies, or pack it for themselves, and where as many
+    panels would read the left one across its rows. None where that does not pay, or sizes are not known before.
+
+    Raises: ValueError if the instruction set has no product of that dtype.
+    """
+    tiling = _tiling(isa, dtype)
+    if batch != 1 or any(map(is_symbolic, (m, n, k))):
+        return None, None
+    right = Packing(tiling, n, k) if m > _PACKED_BLOCKS * MAX_ROWS else None
+    wanted = not left_lies_in_rows and tiling.group == 1 and n > _PACKED_BLOCKS * tiling.panel and m >= tiling.rows
+    return right, TilePacking(tiling, m, k) if wanted else None
 
 
 def _tiling(isa: Isa, dtype: DType) -> Tiling:
@@ -195,7 +217,7 @@ def _dots_cut(tiling: Tiling, m: int, n: int, k: int, batch: int) -> tuple[int, 
     """(whether the matrix is far, items, the cost of one)."""
     columns = _dot_columns(tiling)
     nbytes = min(columns, n) * k * tiling.element_nbytes
-    item_ns = nbytes * max(1.0 / _BYTES_PER_NS, m / (4 * _FLOPS_PER_NS))
+    item_ns = nbytes * max(1.0 / BYTES_PER_NS, m / (4 * _FLOPS_PER_NS))
     return int(not is_near(n * k * tiling.element_nbytes)), batch * _ceil(n, columns), item_ns
 
 
@@ -217,7 +239,7 @@ def plan_coded(isa: Isa, problem: Problem, coding: Coding, bound: Bound) -> Prod
     """The plan of a product of few rows with a coded weight."""
     coded = Coded(coding.tiling, next(h for h in CODED_HEIGHTS if h >= problem.m), bound.epilogue)
     words = (*problem.words(), *bound.words)
-    item_ns = coding.panel_nbytes / _BYTES_PER_NS
+    item_ns = coding.panel_nbytes / BYTES_PER_NS
     return ProductPlan(coded_source(coded, isa), words, coding.panels, item_ns, coded.scratch_nbytes, "compressed")
 
 
@@ -235,7 +257,7 @@ def _lines(isa: Isa, tiling: Tiling, problem: Problem, batch: int, bound: Bound)
 def _lines_cut(tiling: Tiling, n: int, k: int, batch: int) -> tuple[int, int, int, float]:
     """(columns of an item, its terms, items, the cost of one)."""
     columns = _line_columns(tiling, n)
-    item_ns = min(columns, n) * k * tiling.element_nbytes / _BYTES_PER_NS
+    item_ns = min(columns, n) * k * tiling.element_nbytes / BYTES_PER_NS
     return columns, max(k, 1), batch * _ceil(n, columns), item_ns
 
 
@@ -281,11 +303,11 @@ def plan_parts(isa: Isa, dtype: DType, right: Right, problem: Problem, bound: Bo
     lines = Lines(tiling, m, plain(dtype).epilogue)
     items = count * _ceil(n, columns)
     parts = ProductPlan(
-        lines_source(lines, isa), cut.words(), items, nbytes / items / _BYTES_PER_NS, lines.scratch_nbytes, "lines"
+        lines_source(lines, isa), cut.words(), items, nbytes / items / BYTES_PER_NS, lines.scratch_nbytes, "lines"
     )
     joined = Joined(tiling, m, bound.epilogue)
     words = (*replace(cut, out_row=problem.out_row, block_rows=COLUMNS).words(), *bound.words)
-    item_ns = count * m * min(n, COLUMNS) * tiling.sum_nbytes / _BYTES_PER_NS
+    item_ns = count * m * min(n, COLUMNS) * tiling.sum_nbytes / BYTES_PER_NS
     source = joined_source(joined, isa)
     return PartsPlan(
         parts, ProductPlan(source, words, _ceil(n, COLUMNS), item_ns, joined.scratch_nbytes, "slices"), count
@@ -306,9 +328,14 @@ def _parts_cut(tiling: Tiling, n: int, k: int) -> tuple[int, int]:
 # --- panels
 
 
-def _gemm(isa: Isa, tiling: Tiling, right: Right, problem: Problem, batch: int, bound: Bound) -> ProductPlan:
-    gemm = Gemm(tiling, right, bound.epilogue, unit=is_one(problem.left_k))
+def _gemm(
+    isa: Isa, tiling: Tiling, right: Right, problem: Problem, batch: int, bound: Bound, tiled: bool
+) -> ProductPlan:
+    gemm = Gemm(tiling, right, bound.epilogue, unit=is_one(problem.left_k), tiled=tiled)
     rows, terms, items, item_ns = _gemm_cut(tiling, problem.m, problem.n, problem.k, batch)
+    if tiled and rows < problem.m:
+        rows = _ceil(rows, tiling.rows) * tiling.rows
+        items = batch * _ceil(problem.n, tiling.panel) * _ceil(problem.m, rows)
     filled = replace(problem, block_rows=rows, block_terms=terms)
     if right == "rows":
         filled = replace(filled, right_panel=tiling.panel)
@@ -325,7 +352,7 @@ def _gemm_cut(tiling: Tiling, m: int, n: int, k: int, batch: int) -> tuple[int, 
     rows = _block_rows(tiling, m, k, panels)
     columns = min(tiling.panel, _ceil(n, tiling.lanes) * tiling.lanes)
     work = 2.0 * min(rows, m) * columns * k / tiling.group / _FLOPS_PER_NS
-    item_ns = max(work, columns * k * tiling.element_nbytes / _BYTES_PER_NS)
+    item_ns = max(work, columns * k * tiling.element_nbytes / BYTES_PER_NS)
     return rows, _block_terms(tiling, m), panels * _ceil(m, rows), item_ns
 
 

@@ -26,16 +26,18 @@ class Walk:
     """How a kernel's tiles go along K: what is known of both strides, and whether they ask for lines in advance.
 
     unit: elements of the left matrix lie side by side; dense: rows of the right matrix do; ahead: lines are asked for.
+    tiled: a tile's rows of the left matrix lie side by side instead, one k after the other, whole tiles of them.
     """
 
     unit: bool
     dense: bool
     ahead: bool
+    tiled: bool = False
 
     @property
     def turn(self) -> int:
         """Groups of K that the whole tile takes at once; one if each needs an address of its own."""
-        return _TURN if self.unit else 1
+        return _TURN if self.unit or self.tiled else 1
 
 
 def tile_name(rows: int, vectors: int) -> str:
@@ -56,7 +58,7 @@ def tile_call(rows: int, vectors: int, **arguments: str) -> str:
 def tile_function(tiling: Tiling, rows: int, vectors: int, walk: Walk) -> FunctionText:
     """A tile of `rows` x `vectors` registers; finish it with `finish("")`."""
     fn = FunctionText(tile_name(rows, vectors), _PARAMETERS, result="internal void")
-    starts = _row_starts(fn, rows)
+    starts = _tile_rows(fn, tiling, rows) if walk.tiled else _row_starts(fn, rows)
     is_whole = (rows, vectors) == (tiling.rows, tiling.vectors)
     chains = chains_of(tiling, rows, vectors)
     turn = walk.turn if is_whole else chains
@@ -111,9 +113,14 @@ def _one_k(
         left = _broadcast_left(fn, tiling, fn.let(f"getelementptr i8, ptr {start}, i64 {offset}", "p"))
         for j in range(vectors):
             sums[i * vectors + j] = multiply_add(fn, tiling, left, right[j], sums[i * vectors + j])
-    offset = fn.let(f"add nsw i64 {offset}, {nbytes if walk.unit else '%a.k'}", "i")
+    step = str(nbytes if walk.unit else tiling.rows * nbytes if walk.tiled else "%a.k")
+    offset = fn.let(f"add nsw i64 {offset}, {step}", "i")
     at = fn.let(f"getelementptr i8, ptr {at}, i64 {tiling.row_nbytes if walk.dense else '%b.k'}", "p")
     return [offset, at], sums
+
+
+def _tile_rows(fn: FunctionText, tiling: Tiling, rows: int) -> list[str]:
+    return ["%a", *(fn.gep("i8", "%a", i * tiling.element_nbytes) for i in range(1, rows))]
 
 
 def _row_starts(fn: FunctionText, rows: int) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import torch
 
 from smelt.codegen.contract.coding import Coding
-from smelt.codegen.contract.packing import Packing, packing_source
+from smelt.codegen.contract.packing import Packing, TilePacking, packing_source
 from smelt.codegen.llvm.isa import Isa, is_for_elsewhere
 from smelt.codegen.lower.coded_weight import code, coded_by_torch, decoded
 from smelt.codegen.lower.packs import packs
@@ -86,3 +86,17 @@ def unpacked(made: torch.Tensor, packing: Packing) -> torch.Tensor:
     rows = packing.panel_nelements // columns
     panels = made.view(packing.panels, rows // group, columns, group).transpose(1, 2)
     return panels.reshape(packing.panels * columns, rows)[: packing.n, : packing.k]
+
+
+def tiles_by_torch(left: torch.Tensor, packing: TilePacking) -> torch.Tensor:
+    """The tiles of a left matrix, the last one's rows beyond the matrix 0: [.., m, k] -> [nelements]."""
+    height = packing.tiling.rows
+    whole = torch.zeros(packing.nelements // packing.k, packing.k, dtype=left.dtype)
+    whole[: packing.m] = left.reshape(packing.m, packing.k)
+    return whole.view(-1, height, packing.k).transpose(1, 2).reshape(-1)
+
+
+def tiles_in_rows(made: torch.Tensor, packing: TilePacking) -> torch.Tensor:
+    """The matrix [m, k] of its tiles."""
+    tiles = made.view(-1, packing.k, packing.tiling.rows).transpose(1, 2)
+    return tiles.reshape(-1, packing.k)[: packing.m]
