@@ -112,7 +112,7 @@ class TestManifest:
         return archive_of(entries | {NAME: json.dumps(manifest, separators=(",", ":")).encode()})
 
     def test_a_later_format(self, data: bytes) -> None:
-        refused(self.changed(data, format=2, more="keys"), "format has version 2")
+        refused(self.changed(data, format=3, more="keys"), "format has version 3")
 
     def test_an_entry_more_or_less(self, data: bytes) -> None:
         entries = entries_of(data)

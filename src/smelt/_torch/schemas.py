@@ -121,6 +121,24 @@ raw_schema: Callable[[Any], Any] = (
 """The schema of an `OpOverload` as torch's own object."""
 
 
+def schema_text(overload: Any) -> str:
+    """The schema of an `OpOverload` as torch writes it: `aten::relu(Tensor self) -> Tensor`."""
+    return str(raw_schema(overload))
+
+
+def takes_calls_of(overload: Any, text: str) -> bool:
+    """Whether calls that were right for a schema, by its text, are right for this operator: arguments with defaults may
+    have come since. Adapter for `torch._C.parse_schema` and `is_backward_compatible_with`; without these, texts must be
+    equal.
+    """
+    if schema_text(overload) == text:
+        return True
+    try:
+        return bool(raw_schema(overload).is_backward_compatible_with(torch._C.parse_schema(text)))
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+
+
 def _argument(raw: Any) -> Argument:
     alias = raw.alias_info
     return Argument(

@@ -98,7 +98,8 @@ class Captured:
     own_backward: the name of a `torch.autograd.Function` that the program applies; "" where there is none. own_line:
         where it does so first. recomputed: the lines of what is to be computed again for gradients (checkpoints).
     kinds: which outputs are inference tensors, or are none, otherwise than the caller's mode makes them.
-    reruns: the graph may raise where the program catches that. is_way: it holds for what it expects, and for no more.
+    reruns: the graph may raise where the program catches that; catches: an operator stands there that does so for some
+        data. is_way: it holds for what it expects, and for no more.
     drawers: functions that draw numbers of Python's or NumPy's global generator. class_askers: those of the run that
         may ask what class a thing is of; None where nobody looked. rangers: those that are staged only for their long
         loops over ranges (see `compiler.long_loops`).
@@ -136,6 +137,7 @@ class Captured:
     recomputed: frozenset[Span] = frozenset()
     flags: Mapping[Span | None, str] = field(default_factory=dict)
     reruns: bool = False
+    catches: bool = False
     is_way: bool = False
     drawers: Sequence[CodeType] = ()
     class_askers: Sequence[CodeType] | None = None
@@ -253,6 +255,7 @@ def capture(
             tuple(recorder.conversions), (), chosen, caller, without_gradients(roots), written.before, shared,
             _returned(tensors, arguments.tensors, used), None,
             kinds=kinds_of(tensors, caller), own_backward=recorder.own_backward, flags=recorder.flags, reruns=reruns,
+            catches=recorder.has_caught,
             own_line=None if recorder.own_site is None else recorder.own_site.span, recomputed=recorder.recomputed(),
             asks_modes=graph is not None and any(node.mode.startswith("inference") for node in graph.walk()),
             has_history=has_history,

@@ -190,6 +190,7 @@ class Recorder:
     at_entry: bool = True
     specialize: bool = False
     reruns: bool = False
+    has_caught: bool = False
     records: list[tuple[Any, ...]] = field(default_factory=list)
     inputs: list[Slot] = field(default_factory=list)
     states: list[StateSlot] = field(default_factory=list)
@@ -350,9 +351,11 @@ class Recorder:
         if not info.returns_tensors:
             self._python_result(info, operands, noted, named, tainted, result)
             return
-        if info.raises and not self.reruns and is_caught(self):
+        if info.raises and is_caught(self):
             deciding = next((slot for slot in operands if slot.family.tainted), None)
-            if deciding is not None:
+            if self.reruns:
+                self.has_caught = self.has_caught or deciding is not None
+            elif deciding is not None:
                 self._expect_error(info, deciding, noted, named, "")
         deciding = None
         if info.sized_by is not None and tainted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -17,9 +17,11 @@ from rich.table import Table
 from smelt.diag import SmeltError
 from smelt.diag.console import console
 from smelt.inspect.verdict import duration
+from smelt.runtime.ingot.entry_point import EntryPoint
+from smelt.runtime.ingot.free_sizes import FreeSizes, shown
 from smelt.runtime.ingot.load import load
 from smelt.runtime.ingot.manifest import EXTRA, InputType, Manifest, Method
-from smelt.runtime.ingot.program import EntryPoint, LoadedProgram
+from smelt.runtime.ingot.program import LoadedProgram
 from smelt.runtime.ingot.structure import Const, Leaf, Mapping_, Sequence_, Structure
 from smelt.runtime.ingot.tensors import dtype_name, raw
 
@@ -151,11 +153,14 @@ def show_ingot(path: str, full: bool) -> None:
 
 def _argument(method: Method, number: int) -> str:
     wanted = method.inputs[number]
-    return f"{_short(method.places[number])}: {dtype_name(wanted.dtype)}{list(wanted.sizes)}"
+    return f"{_short(method.places[number])}: {dtype_name(wanted.dtype)}[{', '.join(map(shown, wanted.sizes))}]"
 
 
 def _about(method: Method) -> Iterator[str]:
-    yield f"native code: {', '.join(method.native) or 'none'}"
+    if method.free is None:
+        yield f"native code: {', '.join(method.native) or 'none'}"
+    else:
+        yield from _about_sizes(method.free)
     for target, why in method.why_not_native.items():
         yield f"no native code for {target}: {why}"
     if method.written:
@@ -164,6 +169,15 @@ def _about(method: Method) -> Iterator[str]:
         yield "draws random numbers"
     if method.has_no_gradient:
         yield f"has no gradient: {method.has_no_gradient}"
+
+
+def _about_sizes(free: FreeSizes) -> Iterator[str]:
+    for symbol in free.symbols:
+        yield f"{symbol.name} is free, from {symbol.low}" + (f" to {symbol.high}" if symbol.high is not None else " on")
+    yield from (f"where {'' if outcome else 'not '}{shown(expr)}" for expr, outcome in free.checks)
+    for profile in free.profiles:
+        sizes = ", ".join(f"{s.name} = {n}" for s, n in zip(free.symbols, profile.sizes, strict=True))
+        yield f"native code at {sizes}: {', '.join(profile.native) or 'none'}"
 
 
 def _state(manifest: Manifest) -> Table:
@@ -200,7 +214,8 @@ def bench_ingot(path: str, threads: int, entry: str = "forward") -> None:
     program = load(path)
     loaded, loaded_cpu = time.perf_counter() - start, time.process_time() - cpu
     point = _entry(program, entry if entry in program.methods else program.methods[0])
-    tensors = [_random(wanted) for wanted in point.method.inputs]
+    sizes = _sizes(point.method)
+    tensors = [_random(wanted, sizes) for wanted in point.method.inputs]
     args, kwargs = _filled(point.method.args, tensors), _filled(point.method.kwargs, tensors)
     with torch.no_grad():
         times: list[tuple[float, float]] = []
@@ -220,10 +235,20 @@ def bench_ingot(path: str, threads: int, entry: str = "forward") -> None:
         typer.echo(f"operator by operator: {program.why_not_native()}")
 
 
-def _random(wanted: InputType) -> torch.Tensor:
+def _sizes(method: Method) -> dict[str, int]:
+    """Values of free sizes: those of the first native code, or else the least."""
+    if method.free is None:
+        return {}
+    least = tuple(symbol.low for symbol in method.free.symbols)
+    chosen = next((profile.sizes for profile in method.free.profiles), least)
+    return {symbol.name: size for symbol, size in zip(method.free.symbols, chosen, strict=True)}
+
+
+def _random(wanted: InputType, values: Mapping[str, int]) -> torch.Tensor:
+    sizes, _ = wanted.at(values)
     if wanted.dtype.is_floating_point or wanted.dtype.is_complex:
-        return torch.randn(wanted.sizes).to(wanted.dtype)
-    return torch.zeros(wanted.sizes, dtype=wanted.dtype)
+        return torch.randn(sizes).to(wanted.dtype)
+    return torch.zeros(sizes, dtype=wanted.dtype)
 
 
 # --- diff -------------------------------------------------------------------------------------------------------------

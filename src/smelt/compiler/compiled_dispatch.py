@@ -82,6 +82,11 @@ class Dispatcher:
         return self._builds.splits
 
     @property
+    def entries(self) -> tuple[Entry, ...]:
+        """What runs compiled, the most recently used first."""
+        return tuple(row.entry for row in self._table.rows if row.entry is not None)
+
+    @property
     def has_state(self) -> bool:
         """Whether places outside its arguments, which it changes, are arguments of what is compiled."""
         return self._builds.state is not None

@@ -189,14 +189,17 @@ class Program(torch.nn.Module):
         *,
         extra_files: Mapping[str, bytes] | None = None,
         targets: Sequence[str] | None = None,
+        sizes: Sequence[Mapping[str, int]] | None = None,
     ) -> None:
         """Write the program to a file, or a buffer, that `smelt.load` reads without its source: an ingot.
 
         extra_files: files to go with it, by name. targets: what native code is made for, of "avx512", "avx2" and
-        "neon"; all by default, whatever this machine is. The file appears under its name when it is whole.
+        "neon"; all by default, whatever this machine is. sizes: of a program with free sizes, those to make native
+        code for, by name; those that it was captured with by default. The file appears under its name when it is
+        whole.
         Raises: PackageError (S0702) where something of the program has no form in a file.
         """
-        saving.save({"forward": self.to_be_saved()}, target, extra_files or {}, targets)
+        saving.save({"forward": self.to_be_saved()}, target, extra_files or {}, targets, sizes)
 
     def to_be_saved(self) -> saving.Saved:
         """What of it goes into an ingot: the capture for the present setting, with the module's state."""

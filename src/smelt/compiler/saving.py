@@ -8,6 +8,7 @@ way.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -16,24 +17,33 @@ from typing import Any, BinaryIO
 import torch
 
 from smelt._torch.autocast import no_autocast
+from smelt._torch.schemas import schema_text
+from smelt.capture.tree import ConstantLeaf, TensorLeaf
 from smelt.codegen.llvm.executor import executor_for
 from smelt.codegen.llvm.isa import Isa, compiling_for
 from smelt.codegen.lower import lower
 from smelt.codegen.lower.result import Lowered, StateName
+from smelt.codegen.lower.symbolic import specialize
+from smelt.compiler.compiled import Compiled, dispatcher_of
 from smelt.compiler.pipeline import optimized_graph
+from smelt.compiler.sized_unit import SizedUnit
 from smelt.compiler.unit import Unit, with_very_tensors
 from smelt.diag import Options, SmeltError
 from smelt.diag.packages import VERSION
 from smelt.ir import STATE_OPS, Graph, TensorType, Value
+from smelt.ir.dims import UnknownDim
 from smelt.ops.convert import dtype_to_torch
+from smelt.ops.registry import overload
 from smelt.package.natives import TARGETS, Code, NativeWriter
 from smelt.package.paths import with_short_paths
+from smelt.package.sizes import check_free, dimension, free_sizes, profile_sizes
 from smelt.package.state import Tensors
 from smelt.package.structures import structure_of
 from smelt.runtime.cache import code_cache
 from smelt.runtime.ingot.abi import abi
 from smelt.runtime.ingot.archive import Pieces
 from smelt.runtime.ingot.errors import unsaved
+from smelt.runtime.ingot.free_sizes import FreeSizes, Profile
 from smelt.runtime.ingot.json_text import dumps
 from smelt.runtime.ingot.manifest import EXTRA, WEIGHTS, InputType, Manifest, Method
 from smelt.runtime.ingot.plan_json import NotWritten
@@ -42,6 +52,7 @@ from smelt.runtime.ingot.structure import Mapping_, Sequence_
 from smelt.runtime.ingot.tensors import write
 
 Lookup = Callable[[str, str], torch.Tensor]
+_GRAD = inspect.getattr_static(torch.Tensor, "grad")
 # Options that say nothing of what a program computes.
 _HERE = frozenset(("cache_dir", "cache_limit_mb", "dump", "keep_plans", "profile", "adaptive", "strict", "verify"))
 
@@ -60,8 +71,9 @@ def save(
     target: str | os.PathLike[str] | BinaryIO,
     extra_files: Mapping[str, bytes],
     targets: Sequence[str] | None,
+    sizes: Sequence[Mapping[str, int]] | None = None,
 ) -> None:
-    """Write the programs, each an entry point of its name.
+    """Write the programs, each an entry point of its name; sizes: of free ones, those to make native code for.
 
     Raises: PackageError (S0702) where one has no form in a file; SmeltError (S0301) for a target that there is not.
     """
@@ -71,7 +83,7 @@ def save(
                 f"there is no target {name!r}", why=f"targets are {', '.join(TARGETS)}", fix="name some of these",
                 code="S0301",
             )  # fmt: skip
-    writer = _Writer(programs, {name: TARGETS[name] for name in (TARGETS if targets is None else targets)})
+    writer = _Writer(programs, {name: TARGETS[name] for name in (TARGETS if targets is None else targets)}, sizes)
     manifest, entries = writer.written()
     for name, content in extra_files.items():
         entries[EXTRA + name] = [bytes(content)]
@@ -84,10 +96,13 @@ def save_programs(
     *,
     extra_files: Mapping[str, bytes] | None = None,
     targets: Sequence[str] | None = None,
+    sizes: Sequence[Mapping[str, int]] | None = None,
 ) -> None:
     """Write several programs into one file, each an entry point of its name: `smelt.load(path).name(...)`.
 
-    Programs over one module share its parameters and buffers there, as here. Raises: as `Program.save`.
+    Programs over one module share its parameters and buffers there, as here. What `smelt.compile` returned can be
+    among them, once it was called: what was compiled for the last call is saved, a training step with its
+    optimizer's state. Raises: as `Program.save`.
     """
     for name in programs:
         if not name.isidentifier() or (hasattr(torch.nn.Module, name) and name != "forward"):
@@ -96,14 +111,46 @@ def save_programs(
                 "it becomes an attribute of the program that is loaded",
                 "take a name that is an identifier, and none of torch.nn.Module's",
             )
-    saved = {name: program.to_be_saved() for name, program in programs.items()}
-    save(saved, target, extra_files or {}, targets)
+    saved = {
+        name: of_compiled(program) if isinstance(program, Compiled) else program.to_be_saved()
+        for name, program in programs.items()
+    }
+    save(saved, target, extra_files or {}, targets, sizes)
+
+
+def of_compiled(compiled: Compiled) -> Saved:
+    """What of a compiled object goes into an ingot: the entry that served last. Raises: PackageError (S0702)."""
+    dispatcher = dispatcher_of(compiled)
+    unit = next((entry for entry in dispatcher.entries if type(entry) is Unit), None)
+    if unit is None or dispatcher.has_state:
+        raise unsaved(
+            f"{dispatcher.name} cannot be saved",
+            "it changes Python objects at each call"
+            if dispatcher.has_state
+            else "there is nothing compiled of it that runs as a whole: it was not called, or its gradients are taken "
+            "outside of it",
+            "call it first (a module under torch.no_grad()), keep its state in tensors, or save smelt.trace(...)",
+        )
+    module = dispatcher.target if isinstance(dispatcher.target, torch.nn.Module) else None
+    return Saved(unit, module, unit.options)
+
+
+@dataclass
+class _Plans:
+    """The native code of one program, as it is made; codes: by target, the kernels of all programs."""
+
+    name: str
+    saved: Saved
+    codes: Mapping[str, Code]
+    folded: set[int] = field(default_factory=set)
+    why_not: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
 class _Writer:
     programs: Mapping[str, Saved]
     targets: Mapping[str, Isa]
+    sizes: Sequence[Mapping[str, int]] | None = None
     tensors: Tensors = field(default_factory=Tensors)
     entries: dict[str, Pieces] = field(default_factory=dict)
 
@@ -120,9 +167,15 @@ class _Writer:
         modules = [saved.module for saved in self.programs.values() if saved.module is not None]
         manifest = Manifest(
             VERSION, torch.__version__, abi(), any(module.training for module in modules), tuple(states), methods,
-            executors, kernels, {},
+            executors, kernels, {}, self._operators(),
         )  # fmt: skip
         return manifest, self.entries
+
+    def _operators(self) -> dict[str, str]:
+        """The schemas of all operators in the graphs, as this torch has them."""
+        graphs = [graph for saved in self.programs.values() for graph in (saved.unit.graph, saved.unit.captured.graph)]
+        names = {node.op for graph in graphs if graph is not None for node in graph.walk()}
+        return {name: schema_text(found) for name in sorted(names) if (found := overload(name)) is not None}
 
     def _collect_modules(self) -> None:
         """All parameters and buffers of the modules, whether a graph reads them or not."""
@@ -147,16 +200,12 @@ class _Writer:
         args, kwargs = structure_of(signature.args, "args"), structure_of(signature.kwargs, "kwargs")
         assert isinstance(args, Sequence_) and isinstance(kwargs, Mapping_)
         graph, as_written = self._texts(name, unit)
-        native: dict[str, str] = {}
-        why_not: dict[str, str] = {}
-        folded: set[int] = set()
-        for target, isa in self.targets.items():
-            entry = f"code/{target}/{name}.json"
-            try:
-                self.entries[entry] = [dumps(self._native(name, saved, isa, codes[target], folded))]
-                native[target] = entry
-            except (NotWritten, SmeltError) as error:
-                why_not[target] = str(getattr(error, "what", error))
+        plans = _Plans(name, saved, codes)
+        native, free = {}, None
+        if unit.captured.sizes is None:
+            native = self._natives(plans, name, unit.graph)
+        else:
+            free = self._free(plans, unit)
         written = {target for target in _written(unit.graph) if isinstance(target, StateName)}
         return Method(
             args=args,
@@ -166,17 +215,43 @@ class _Writer:
             inputs=tuple(map(_input_type, unit.graph.inputs, signature.inputs)),
             state=state,
             written=tuple(sorted(state[each.kind, each.path] for each in written)),
-            folded=tuple(sorted(folded)),
+            folded=tuple(sorted(plans.folded)),
             writes=unit.writes,
             draws=unit.draws,
+            trains=_trains(unit),
+            grads=self._grads(name, unit),
             has_no_gradient=_why_no_gradient(unit),
             modes=(unit.captured.caller.grad, unit.captured.caller.inference) if unit.captured.asks_modes else (),
             options=_options(saved.options),
             graph=graph,
             as_written=as_written,
             native=native,
-            why_not_native=why_not,
+            why_not_native=plans.why_not,
+            free=free,
         )
+
+    def _free(self, plans: _Plans, unit: Unit) -> FreeSizes:
+        """What is free, and native code for some sizes."""
+        facts = unit.captured.sizes
+        assert isinstance(unit, SizedUnit) and facts is not None
+        profiles = []
+        for number, sizes in enumerate(profile_sizes(facts, self.sizes)):
+            graph = specialize(unit.graph, dict(zip(facts.symbols, sizes, strict=True)))
+            profiles.append(Profile(sizes, self._natives(plans, f"{plans.name}.{number}", graph)))
+        plans.why_not = plans.why_not or dict.fromkeys(self.targets, _FREE)
+        return free_sizes(facts, profiles)
+
+    def _natives(self, plans: _Plans, label: str, graph: Graph) -> dict[str, str]:
+        """By target, the entry of the graph's plan; label: what the entries are called."""
+        native: dict[str, str] = {}
+        for target, isa in self.targets.items():
+            entry = f"code/{target}/{label}.json"
+            try:
+                self.entries[entry] = [dumps(self._native(plans, graph, isa, plans.codes[target]))]
+                native[target] = entry
+            except (NotWritten, SmeltError) as error:
+                plans.why_not[target] = str(getattr(error, "what", error))
+        return native
 
     def _texts(self, name: str, unit: Unit) -> tuple[str, str]:
         """The entries of the functional graph's text, and of that as it was written: one, where these are the same."""
@@ -202,24 +277,34 @@ class _Writer:
                 found["const", digest] = self.tensors.number("const", digest, tensor)
         return found
 
+    def _grads(self, name: str, unit: Unit) -> tuple[tuple[int, int | None], ...]:
+        """What a call leaves in the `grad` of tensors of the state: its output of this number, or nothing."""
+        found = []
+        for tensor, tree in gradients_put(unit):
+            entries = unit.captured.state.entries.items()
+            kind, path = next(key for key, entry in entries if entry.tensor is tensor)
+            number = self._number(name, kind, path, tensor)
+            found.append((number, tree.index if isinstance(tree, TensorLeaf) else None))
+        return tuple(found)
+
     def _number(self, name: str, kind: str, path: str, tensor: torch.Tensor) -> int:
         prefix = self._prefix(name) if kind != "captured" else f"{name}." if len(self.programs) > 1 else ""
         return self.tensors.number(kind, prefix + path, tensor, is_persistent=False)
 
-    def _native(self, name: str, saved: Saved, isa: Isa, code: Code, folded: set[int]) -> Any:
+    def _native(self, plans: _Plans, graph: Graph, isa: Isa, code: Code) -> Any:
         """Raises: NotWritten; SmeltError where it cannot be lowered."""
-        unit = saved.unit
+        unit = plans.saved.unit
         # Kernels of other machines cannot be timed here.
-        options = replace(saved.options, keep_plans=False, profile=False, dump="", measure=False)
+        options = replace(plans.saved.options, keep_plans=False, profile=False, dump="", measure=False)
         with compiling_for(isa):
-            graph = optimized_graph(unit.graph, options, unit.lookup)[0]
+            graph = optimized_graph(graph, options, unit.lookup)[0]
             lowered: Lowered = with_very_tensors(lower(graph, unit.lookup, options, later=True), unit.captured)
             writer = NativeWriter(
                 lowered, isa, options, unit.lookup,
-                lambda kind, path: self._number(name, kind, path, unit.lookup(kind, path)), self.tensors, code,
+                lambda kind, path: self._number(plans.name, kind, path, unit.lookup(kind, path)), self.tensors, code,
             )  # fmt: skip
             entry = writer.entry()
-        folded |= writer.folded
+        plans.folded |= writer.folded
         return entry
 
     def _code(
@@ -230,7 +315,7 @@ class _Writer:
         executors: dict[str, str] = {}
         options = next(iter(self.programs.values())).options
         for target, code in codes.items():
-            if not any(target in method.native for method in methods.values()):
+            if not code.nbytes and not any(_is_native(method, target) for method in methods.values()):
                 continue
             kernels[target] = f"code/{target}/kernels.bin"
             self.entries[kernels[target]] = [b"".join(code.pieces)]
@@ -248,19 +333,15 @@ class _Writer:
 def _check(name: str, unit: Unit) -> None:
     """Raises: PackageError (S0702) where the program does what a file cannot say."""
     captured = unit.captured
-    if unit.signature.puts is not None:
+    if unit.signature.puts is not None and len(gradients_put(unit)) < len(unit.signature.puts.puts):
         raise unsaved(
             f"{name} cannot be saved: it changes Python objects",
             "a call leaves something in an attribute, a list or a dict, and a file holds no such objects",
             "keep state in buffers (register_buffer) and write to them in place (copy_), or return it",
         )
     if captured.sizes is not None:
-        raise unsaved(
-            f"{name} cannot be saved: its sizes are free",
-            "an ingot holds graphs of fixed sizes",
-            "capture it without dynamic_shapes, once for each size, and save these under names of their own",
-        )
-    if captured.reruns:
+        check_free(captured.sizes)
+    if captured.catches:
         raise unsaved(
             f"{name} cannot be saved: it catches errors that depend on data",
             "what follows from such an error is the program's Python code",
@@ -272,6 +353,30 @@ def _check(name: str, unit: Unit) -> None:
             "their generators are no part of a file",
             "draw by torch.rand, or pass the numbers in",
         )
+
+
+def gradients_put(unit: Unit) -> list[tuple[torch.Tensor, TensorLeaf | ConstantLeaf]]:
+    """Of what a call leaves in Python objects, the gradients of tensors of the state: new ones, or None."""
+    puts = unit.signature.puts
+    found: list[tuple[torch.Tensor, TensorLeaf | ConstantLeaf]] = []
+    for put in () if puts is None else puts.puts:
+        way = puts.ways.get(put.place, ())
+        tensor = way[-1][1] if way and way[-1][0] == "outside" else None
+        if put.kind != "slot" or put.keys != (_GRAD,) or put.deleted or not isinstance(tensor, torch.Tensor):
+            continue
+        (tree,) = put.items
+        known = any(entry.tensor is tensor for entry in unit.captured.state.entries.values())
+        if known and (isinstance(tree, TensorLeaf) or (isinstance(tree, ConstantLeaf) and tree.value is None)):
+            found.append((tensor, tree))
+    return found
+
+
+def _trains(unit: Unit) -> bool:
+    """Whether the program takes gradients itself, so that nobody takes them of its results."""
+    if unit.captured.spent or gradients_put(unit):
+        return True
+    written = (each for each in _written(unit.graph) if isinstance(each, StateName))
+    return unit.captured.caller.grad and any(unit.lookup(each.kind, each.path).requires_grad for each in written)
 
 
 def _why_no_gradient(unit: Unit) -> str:
@@ -292,17 +397,24 @@ def _written(graph: Graph) -> list[Any]:
     return found
 
 
+_FREE = "its sizes are free, and there is native code for some of them only"
+
+
+def _is_native(method: Method, target: str) -> bool:
+    profiles = () if method.free is None else method.free.profiles
+    return any(target in native for native in (method.native, *(each.native for each in profiles)))
+
+
 def _input_type(value: Value, place: str) -> InputType:
     type_ = value.type
-    if not isinstance(type_, TensorType) or not type_.is_static:
+    if not isinstance(type_, TensorType) or type_.shape is None or any(isinstance(d, UnknownDim) for d in type_.shape):
         raise unsaved(
             f"the program cannot be saved: {place} is {type_}",
-            "an ingot holds graphs over tensors of fixed sizes",
+            "an ingot holds graphs over tensors whose sizes are known, or are those of other inputs",
             "capture it with tensors of the sizes that it is to run for",
         )
-    sizes = tuple(n for n in type_.sizes if isinstance(n, int))
-    strides = None if type_.strides is None else tuple(s for s in type_.strides if isinstance(s, int))
-    return InputType(dtype_to_torch(type_.dtype), sizes, strides)
+    strides = None if type_.strides is None else tuple(map(dimension, type_.strides))
+    return InputType(dtype_to_torch(type_.dtype), tuple(map(dimension, type_.shape)), strides)
 
 
 def _options(options: Options) -> dict[str, Any]:

@@ -451,7 +451,8 @@ class _Run:
             facts, self.native.opened, outer=self.native.outer, kinds=kinds, own_backward=self.native.own_backward,
             own_line=self.native.own_line, recomputed=self.native.recomputed,
             spent=self.native.spent,
-            reruns=session.has_caught, is_way=AS_NATIVE in session.whole, asks_modes=self.native.asks_modes,
+            reruns=session.has_caught, catches=session.has_caught, is_way=AS_NATIVE in session.whole,
+            asks_modes=self.native.asks_modes,
         )  # fmt: skip
 
     def _was_there(self, value: Any) -> bool:

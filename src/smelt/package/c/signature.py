@@ -70,7 +70,7 @@ def signature_of(name: str, method: Method, graph: Graph, given: Sequence[int]) 
 
 def _input(entry: str, name: str, type_: InputType, is_written: bool) -> Kind:
     _check_dtype(entry, name, type_.dtype)
-    return Kind(name, type_.dtype, type_.sizes, type_.strides, is_written)
+    return Kind(name, type_.dtype, *type_.at({}), is_written)
 
 
 def _output(entry: str, name: str, value: object) -> Kind:

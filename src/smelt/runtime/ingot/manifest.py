@@ -14,11 +14,13 @@ import torch
 
 from smelt.runtime.ingot import structure as structures
 from smelt.runtime.ingot.errors import broken, newer
+from smelt.runtime.ingot.free_sizes import Expr, FreeSizes, read_expr, value_of, write_expr
 from smelt.runtime.ingot.json_text import Part, dumps
 from smelt.runtime.ingot.structure import Mapping_, Sequence_, Structure
 from smelt.runtime.ingot.tensors import dtype_name, dtype_of
+from smelt.runtime.ingot.upgrades import upgraded
 
-FORMAT = 1
+FORMAT = 2
 NAME = "manifest.json"
 WEIGHTS = "weights.safetensors"
 EXTRA = "extra/"
@@ -82,22 +84,38 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class InputType:
-    """What an argument must be; strides are None where they are those of a contiguous tensor."""
+    """What an argument must be, of free sizes by expressions; strides are None where they are those of a contiguous
+    tensor.
+    """
 
     dtype: torch.dtype
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...] | None
+    sizes: tuple[Expr, ...]
+    strides: tuple[Expr, ...] | None
+
+    def at(self, values: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """Sizes and strides for these values of symbols; -1 where there is none."""
+
+        def number(expr: Expr) -> int:
+            found = value_of(expr, values)
+            return -1 if found is None else found
+
+        return tuple(map(number, self.sizes)), None if self.strides is None else tuple(map(number, self.strides))
 
     def written(self) -> Any:
-        return [dtype_name(self.dtype), list(self.sizes), None if self.strides is None else list(self.strides)]
+        strides = None if self.strides is None else list(map(write_expr, self.strides))
+        return [dtype_name(self.dtype), list(map(write_expr, self.sizes)), strides]
 
     @staticmethod
-    def read(part: Part) -> InputType:
+    def read(part: Part, names: frozenset[str]) -> InputType:
         dtype, sizes, strides = part.items(3)
-        steps = None if strides.is_null() else strides.ints(0, _MOST_ELEMENTS)
+        steps = None if strides.is_null() else tuple(_dim(each, names) for each in strides.items())
         if steps is not None and len(steps) != len(sizes.items()):
             raise part.bad("has other sizes than strides")
-        return InputType(dtype_of(dtype), sizes.ints(0, _MOST_ELEMENTS), steps)
+        return InputType(dtype_of(dtype), tuple(_dim(each, names) for each in sizes.items()), steps)
+
+
+def _dim(part: Part, names: frozenset[str]) -> Expr:
+    return part.as_int(0, _MOST_ELEMENTS) if type(part.value) is int else read_expr(part, names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +125,12 @@ class Method:
     places: where each input stands among the arguments. state: (kind, path) as its graph says -> number of the state.
     written: numbers of the state that a run writes to; folded: of that whose contents the file
     holds in another form too; writes: whether it writes to anything that its caller sees.
-    draws: whether it draws random numbers. has_no_gradient: why its gradients are not those of the program.
-    modes: grad and inference mode that it was captured under, where the program asks for them. options: what it is
-    compiled with. native: by target, the entry that holds its plan; why_not_native: by target, why there is none.
+    draws: whether it draws random numbers. trains: whether its gradients are taken within: autograd is not to record
+    it. grads: (number of the state, output or None), the `grad` that a call leaves in a tensor. has_no_gradient: why
+    its gradients are not those of the program. modes: grad and inference mode that it was captured under, where the
+    program asks for them. options: what it is compiled with. native: by target, the entry that holds its plan;
+    why_not_native: by target, why there is none. free: sizes that are free; native code is for some of them then,
+    and `native` is empty.
     """
 
     args: Sequence_
@@ -122,6 +143,8 @@ class Method:
     folded: tuple[int, ...]
     writes: bool
     draws: bool
+    trains: bool
+    grads: tuple[tuple[int, int | None], ...]
     has_no_gradient: str
     modes: tuple[bool, ...]
     options: Mapping[str, Any]
@@ -129,6 +152,19 @@ class Method:
     as_written: str
     native: Mapping[str, str]
     why_not_native: Mapping[str, str]
+    free: FreeSizes | None
+
+    @property
+    def entries(self) -> set[str]:
+        """The entries of the file that belong to it."""
+        profiles = () if self.free is None else self.free.profiles
+        plans = (entry for native in (self.native, *(each.native for each in profiles)) for entry in native.values())
+        return {self.graph, self.as_written, *plans}
+
+    @property
+    def has_native(self) -> bool:
+        """Whether the file has native code of it."""
+        return bool(self.entries - {self.graph, self.as_written})
 
     def to_json(self) -> Any:
         return {
@@ -142,6 +178,8 @@ class Method:
             "folded": list(self.folded),
             "writes": self.writes,
             "draws": self.draws,
+            "trains": self.trains,
+            "grads": [list(grad) for grad in self.grads],
             "has_no_gradient": self.has_no_gradient,
             "modes": list(self.modes),
             "options": dict(self.options),
@@ -149,17 +187,22 @@ class Method:
             "as_written": self.as_written,
             "native": dict(self.native),
             "why_not_native": dict(self.why_not_native),
+            "free": None if self.free is None else self.free.written(),
         }
 
     @staticmethod
     def read(part: Part, nstate: int) -> Method:
-        (args, kwargs, result, places, inputs, state, written, folded, writes, draws, no_gradient, modes, options,
-         graph, as_written, native, why_not) = part.keys(*_METHOD_KEYS)  # fmt: skip
+        (args, kwargs, result, places, inputs, state, written, folded, writes, draws, trains, grads, no_gradient, modes,
+         options, graph, as_written, native, why_not, free) = part.keys(*_METHOD_KEYS)  # fmt: skip
         positional, named = structures.read(args), structures.read(kwargs)
         if not isinstance(positional, Sequence_) or not isinstance(named, Mapping_):
             raise part.bad("has arguments that are no tuple and dict")
         names = tuple(place.as_str() for place in places.items())
-        types = tuple(map(InputType.read, inputs.items(len(names))))
+        sizes = None if free.is_null() else FreeSizes.read(free, len(names))
+        symbols = frozenset() if sizes is None else sizes.names
+        types = tuple(InputType.read(each, symbols) for each in inputs.items(len(names)))
+        if sizes is not None and any(symbol.dim >= len(types[symbol.input].sizes) for symbol in sizes.symbols):
+            raise free.bad("has a size of a dimension that there is not")
         taken = {*structures.leaves(positional), *structures.leaves(named)}
         if taken != set(range(len(names))):
             raise part.bad("has other inputs than its arguments hold")
@@ -169,18 +212,25 @@ class Method:
             found[kind.as_str(), path.as_str()] = number.as_int(0, nstate - 1)
         return Method(
             positional, named, structures.read(result), names, types, found, written.ints(0, nstate - 1),
-            folded.ints(0, nstate - 1), writes.as_bool(), draws.as_bool(), no_gradient.as_str(),
+            folded.ints(0, nstate - 1), writes.as_bool(), draws.as_bool(), trains.as_bool(),
+            tuple(_grad(grad, nstate) for grad in grads.items()), no_gradient.as_str(),
             tuple(mode.as_bool() for mode in modes.items()),
             {name: _option(value) for name, value in options.pairs()}, graph.as_str(), as_written.as_str(),
             {target: entry.as_str() for target, entry in native.pairs()},
-            {target: why.as_str() for target, why in why_not.pairs()},
+            {target: why.as_str() for target, why in why_not.pairs()}, sizes,
         )  # fmt: skip
 
 
 _METHOD_KEYS = (
-    "args", "kwargs", "result", "places", "inputs", "state", "written", "folded", "writes", "draws",
-    "has_no_gradient", "modes", "options", "graph", "as_written", "native", "why_not_native",
+    "args", "kwargs", "result", "places", "inputs", "state", "written", "folded", "writes", "draws", "trains",
+    "grads", "has_no_gradient", "modes", "options", "graph", "as_written", "native", "why_not_native",
+    "free",
 )  # fmt: skip
+
+
+def _grad(part: Part, nstate: int) -> tuple[int, int | None]:
+    number, output = part.items(2)
+    return number.as_int(0, nstate - 1), None if output.is_null() else output.as_int(0, 1 << 24)
 
 
 def _option(part: Part) -> Any:
@@ -202,7 +252,8 @@ class Manifest:
     """What an ingot holds.
 
     entries: all others, by name. executors: by the kind of machine, the entry of the executor's code. kernels: by
-    target, the entry that holds its kernels. is_training: the modules' own flag.
+    target, the entry that holds its kernels. is_training: the modules' own flag. operators: the schema that torch had
+    for each operator of the graphs.
     """
 
     smelt: str
@@ -214,6 +265,7 @@ class Manifest:
     executors: Mapping[str, str]
     kernels: Mapping[str, str]
     entries: Mapping[str, Digest]
+    operators: Mapping[str, str]
 
     @property
     def extra(self) -> tuple[str, ...]:
@@ -233,6 +285,7 @@ class Manifest:
                 "methods": {name: method.to_json() for name, method in self.methods.items()},
                 "executors": dict(self.executors),
                 "kernels": dict(self.kernels),
+                "operators": dict(self.operators),
                 "entries": {name: [each.nbytes, each.sha256] for name, each in self.entries.items()},
             }
         )
@@ -244,9 +297,11 @@ class Manifest:
             version = Part(part.value["format"], NAME, ".format").as_int(1)
             if version > FORMAT:
                 raise newer("format", version, FORMAT)
-        _, smelt, its_torch, its_abi, training, state, methods, executors, kernels, entries = part.keys(
-            "format", "smelt", "torch", "abi", "is_training", "state", "methods", "executors", "kernels", "entries"
-        )
+            part = Part(upgraded(part.value, version), NAME)
+        _, smelt, its_torch, its_abi, training, state, methods, executors, kernels, entries, operators = part.keys(
+            "format", "smelt", "torch", "abi", "is_training", "state", "methods", "executors", "kernels", "entries",
+            "operators",
+        )  # fmt: skip
         tensors = tuple(map(State.read, state.items()))
         found = {name: Method.read(each, len(tensors)) for name, each in methods.pairs()}
         if not found or not all(name.isidentifier() for name in found):
@@ -256,6 +311,7 @@ class Manifest:
             {name: entry.as_str() for name, entry in executors.pairs()},
             {name: entry.as_str() for name, entry in kernels.pairs()},
             {name: _digest(each) for name, each in entries.pairs()},
+            {name: schema.as_str() for name, schema in operators.pairs()},
         )  # fmt: skip
         _check_names(manifest)
         return manifest
@@ -270,7 +326,7 @@ def _check_names(manifest: Manifest) -> None:
     """Raises: PackageError (S0701) where something is to be in an entry that there is not."""
     named = {WEIGHTS, *manifest.executors.values(), *manifest.kernels.values()}
     for method in manifest.methods.values():
-        named |= {method.graph, method.as_written, *method.native.values()}
+        named |= method.entries
     for name in sorted(named - manifest.entries.keys()):
         raise broken(name, "the manifest refers to this entry and does not list it")
     places = [(state.kind, state.path) for state in manifest.state]

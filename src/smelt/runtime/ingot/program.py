@@ -7,37 +7,23 @@ and the call needs no gradients, and operator by operator else, by the graph of 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
-import threading
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
-from smelt._torch.busy import recordings
-from smelt.diag import CaptureError, Miss, PackageError, SmeltError, SmeltWarning, user_level
-from smelt.diag.collector import full_collections_later
-from smelt.runtime.elf import MACHINE_X86_64
-from smelt.runtime.executable import Executable
+from smelt.diag import CaptureError, PackageError
 from smelt.runtime.guard_constants import Constants
-from smelt.runtime.ingot import structure as structures
-from smelt.runtime.ingot.abi import abi
 from smelt.runtime.ingot.archive import Pieces, replace_file, write_archive
 from smelt.runtime.ingot.contents import Contents
+from smelt.runtime.ingot.entry_point import EntryPoint
 from smelt.runtime.ingot.errors import unsaved
-from smelt.runtime.ingot.manifest import EXTRA, NAME, WEIGHTS, Digest, Manifest, Method, State
-from smelt.runtime.ingot.natives import CannotRun, Native, NativeText, Refused, targets, uses_library
+from smelt.runtime.ingot.manifest import EXTRA, NAME, WEIGHTS, Digest, Manifest, State
 from smelt.runtime.ingot.structure import Classes
 from smelt.runtime.ingot.tensors import raw
-from smelt.runtime.loader import host_machine
-
-_FROM_TEXT = "smelt.compiler.from_text"
-# The compiler is no part of what a loaded program needs: its package is imported where a graph is asked for, gradients
-# are needed, or the file has no native code for this machine.
 
 
 class Part(torch.nn.Module):
@@ -138,11 +124,11 @@ class LoadedProgram(Part):
     @property
     def is_native(self) -> bool:
         """Whether its entry points run natively here."""
-        return all(entry.native() is not None for entry in self._entries.values())
+        return all(entry.is_native for entry in self._entries.values())
 
     def why_not_native(self) -> str:
         """Why an entry point does not run natively; nothing where all do."""
-        return next((entry.why_not for entry in self._entries.values() if entry.native() is None), "")
+        return next((entry.why_not for entry in self._entries.values() if not entry.is_native), "")
 
     def tensor(self, number: int) -> torch.Tensor:
         """A tensor of the state."""
@@ -156,6 +142,16 @@ class LoadedProgram(Part):
                 code="S0107",
             )
         return found
+
+    def named_state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """All tensors that calls read or write, with the names that the program had for them.
+
+        Its parameters and buffers, and what it found elsewhere: an optimizer's averages, say. Writing to one in place
+        (`copy_`) changes what the next call begins with.
+        """
+        for number, state in enumerate(self.manifest.state):
+            if state.kind != "const":
+                yield state.path, self.tensor(number)
 
     def folded_is_as_saved(self) -> bool:
         """Whether the weights that are folded into native code, as far as anybody can tell, are those of the file."""
@@ -189,7 +185,8 @@ class LoadedProgram(Part):
     def warmup(self) -> LoadedProgram:
         """Do now what the first calls would: load code, pack weights."""
         for entry in self._entries.values():
-            entry.native()
+            for sizes in entry.sizes:
+                entry.native(sizes)
         return self
 
     def reset(self) -> LoadedProgram:
@@ -277,241 +274,15 @@ class LoadedProgram(Part):
         )
 
 
-class EntryPoint:
-    """One entry point of a loaded program. May be called from any number of threads at once."""
-
-    def __init__(self, program: LoadedProgram, name: str, method: Method) -> None:
-        self._program, self.name, self.method = program, name, method
-        self._number = dict(method.state)
-        self._read = tuple(dict.fromkeys(method.state.values()))
-        self._native: Native | None = None
-        self._tensors: tuple[torch.Tensor, ...] = ()
-        self._late: Any = None
-        self._lock = threading.Lock()
-        self.why_not = ""
-        self._is_native = program._allow_native
-        if not self._is_native:
-            self.why_not = "allow_native is False"
-
-    @property
-    def graph(self) -> Any:
-        """The functional graph."""
-        return self._by_text().graph
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The result.
-
-        Raises: CaptureError (S0107) where the arguments are not of the structure and types that it was saved for;
-            (S0101) where it was captured for one outcome of a test on data, and the data lead to another; what the
-            program itself raises.
-        """
-        method = self.method
-        inputs = structures.flatten(method.args, method.kwargs, args, kwargs, len(method.places))
-        self._check(inputs)
-        outputs = self._outputs(inputs)
-        return structures.rebuild(method.result, outputs, self._program._classes)
-
-    def _outputs(self, inputs: list[torch.Tensor]) -> Sequence[Any]:
-        native = None if self._needs_torch(inputs) else self.native()
-        if native is None:
-            return self._by_op(inputs)
-        generator = torch.get_rng_state() if self.method.draws else None
-        try:
-            return native.run(inputs, self._lookup)
-        except Refused as refused:
-            if not native.is_clean(refused):
-                raise self._torn(refused) from None
-        except Miss as miss:
-            raise CaptureError(
-                f"the program takes another path for these data: {miss}",
-                why="it was captured for one outcome of a test on data",
-                fix="save a program in which the test is a branch, by smelt.script",
-                code="S0101",
-            ) from None
-        if generator is not None:
-            torch.set_rng_state(generator)
-        return self._by_op(inputs)  # with torch's own error, where it is the data's fault
-
-    def _torn(self, refused: Refused) -> SmeltError:
-        return SmeltError(
-            f"a run of {self.name} met data that native code cannot compute with, behind writes to its state",
-            why=f"an index out of range, or a number beyond 64 bits ({refused})",
-            fix="call p.reset(), and the program with other data",
-            code="S0401",
-        )
-
-    def _lookup(self, kind: str, path: str) -> torch.Tensor:
-        return self._program.tensor(self._number[kind, path])
-
-    def _check(self, inputs: Sequence[torch.Tensor]) -> None:
-        for place, wanted, tensor in zip(self.method.places, self.method.inputs, inputs, strict=True):
-            if tensor.dtype != wanted.dtype:
-                raise _unfit(f"{place} has dtype {tensor.dtype}, the program was saved for {wanted.dtype}")
-            if tuple(tensor.shape) != wanted.sizes:
-                raise _unfit(f"{place} has sizes {list(tensor.shape)}, the program was saved for {list(wanted.sizes)}")
-        if self.method.modes and self.method.modes != (torch.is_grad_enabled(), torch.is_inference_mode_enabled()):
-            raise _unfit("the program tests grad or inference mode, and was saved for other ones")
-
-    def _needs_torch(self, inputs: Sequence[torch.Tensor]) -> bool:
-        """Whether only torch's own operators give the call's result: for gradients, devices and memory layouts."""
-        if torch.is_grad_enabled() and (any(t.requires_grad for t in inputs) or self._requires_grad()):
-            return True
-        if recordings():  # of a program that calls this one, maybe: what is to be recorded are operators
-            return True
-        for wanted, tensor in zip(self.method.inputs, inputs, strict=True):
-            plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and type(tensor) in _PLAIN
-            if not plain or tensor.is_neg() or tensor.is_conj() or not _has_strides(tensor, wanted.strides):
-                return True
-        return self.method.writes and _overlap(inputs, [self._program.tensor(i) for i in self._read])
-
-    def _requires_grad(self) -> bool:
-        return any(self._program.tensor(number).requires_grad for number in self._read)
-
-    # --- natively
-
-    def native(self) -> Native | None:
-        """Its native form over the present weights; None where there is none, and `why_not` says so."""
-        if not self._is_native:
-            return None
-        tensors = tuple(map(self._program.tensor, self._read))
-        native = self._native
-        if native is not None and _same(tensors, self._tensors) and native.is_current():
-            return native
-        with self._lock:
-            if self._native is not None and _same(tensors, self._tensors) and self._native.is_current():
-                return self._native
-            try:
-                with full_collections_later():
-                    self._native = self._built()
-            except CannotRun as why:
-                self._native, self._is_native, self.why_not = None, False, str(why)
-                text = f"{self.name}: the file's native code is not used, its graph is compiled here: {why}"
-                warnings.warn(text, SmeltWarning, stacklevel=user_level())
-                return None
-            self._tensors = tensors
-            return self._native
-
-    def _built(self) -> Native:
-        """Raises: CannotRun; PackageError (S0701)."""
-        contents, manifest, method = self._program._contents, self._program.manifest, self.method
-        if method.folded and not self._program.folded_is_as_saved():
-            raise CannotRun("weights that are folded into the file's native code have changed since it was saved")
-        if manifest.abi != abi():
-            raise CannotRun(f"its native code is of another version of Smelt, {manifest.smelt}")
-        target = next((name for name in targets() if name in method.native and name in manifest.kernels), None)
-        if target is None:
-            whys = [method.why_not_native[name] for name in targets() if name in method.why_not_native]
-            raise CannotRun(whys[0] if whys else f"the file has native code for {_listed(method.native)} only")
-        executor = manifest.executors.get("x86_64" if host_machine() == MACHINE_X86_64 else "aarch64")
-        if executor is None:
-            raise CannotRun("the file has no executor for this kind of machine")
-        tensors = [self._program.tensor(number) for number in range(len(manifest.state))]
-        self._check_state(tensors)
-        text = NativeText.read(
-            contents.json(method.native[target]), contents.entry(manifest.kernels[target]), method, len(tensors)
-        )  # fmt: skip
-        if manifest.torch != torch.__version__ and uses_library(text.plan):
-            raise CannotRun(f"it calls functions of torch {manifest.torch}, and this is {torch.__version__}")
-        return Native(
-            contents, method, text, bytes(contents.entry(executor)), tensors, torch.get_num_threads()
-        )  # fmt: skip
-
-    def _check_state(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Raises: CannotRun where a tensor is not of the type that it was saved with."""
-        for number in self._read:
-            tensor, state = tensors[number], self._program.manifest.state[number]
-            found = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device.type)
-            if found != (state.placed.dtype, state.placed.sizes, state.placed.strides, "cpu"):
-                raise CannotRun(f"{state.path} has another type, layout or device than it was saved with")
-
-    @property
-    def executable(self) -> Executable | None:
-        """What runs its plan."""
-        native = self.native()
-        return None if native is None else native.executable
-
-    # --- by torch
-
-    def _by_text(self) -> Any:
-        if self._late is None:
-            names = self.method.graph, self.method.as_written
-            text, as_written = map(self._program._contents.text, names)
-            constants = {
-                path: number for (kind, path), number in self.method.state.items() if kind == "const"
-            }  # fmt: skip
-            make: Callable[..., Any] = importlib.import_module(_FROM_TEXT).TextProgram
-            tensors = {path: self._program.tensor(number) for path, number in constants.items()}
-            self._late = make(text, as_written, tensors, self.method.options)
-        return self._late
-
-    def _by_op(self, inputs: Sequence[torch.Tensor]) -> Sequence[Any]:
-        needs_grad = torch.is_grad_enabled() and (any(t.requires_grad for t in inputs) or self._requires_grad())
-        if self.method.has_no_gradient and needs_grad:
-            raise CaptureError(
-                f"{self.name} has no gradient of its own",
-                why=self.method.has_no_gradient,
-                fix="call it under torch.no_grad(), or train the program that it was saved from",
-                code="S0107",
-            )
-        found: Sequence[Any] = self._by_text().run(
-            inputs, self._lookup, native=not (needs_grad or self._is_native or recordings())
-        )
-        return found
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(names) or "no machine"
-
-
-def _same(now: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> bool:
-    return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
-
-
-def _has_strides(tensor: torch.Tensor, strides: tuple[int, ...] | None) -> bool:
-    """Whether a tensor lies in memory as planned; steps along dimensions of size 1 may be any."""
-    if strides is None:
-        return tensor.is_contiguous()
-    if not tensor.numel():
-        return True
-    return all(n == 1 or a == b for n, a, b in zip(tensor.shape, tensor.stride(), strides, strict=True))
-
-
-def _overlap(inputs: Sequence[torch.Tensor], state: Sequence[torch.Tensor]) -> bool:
-    """Whether an input shares memory with another one, or with the program's state."""
-    taken = sorted((*_extent(tensor), is_input) for is_input, group in ((1, inputs), (0, state)) for tensor in group)
-    end, end_of_input = 0, 0
-    for start, stop, is_input in taken:
-        if start < (end if is_input else end_of_input):
-            return True
-        end = max(end, stop)
-        end_of_input = max(end_of_input, stop * is_input)
-    return False
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """From its first byte to past its last."""
-    if not tensor.numel():
-        return 0, 0
-    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + span * tensor.itemsize
-
-
-def _unfit(what: str) -> CaptureError:
-    return CaptureError(
-        what,
-        why="the saved graph holds for the types and sizes that it was captured with",
-        fix="pass such tensors, or save the program for these",
-        code="S0107",
-    )
-
-
 def without_native(manifest: Manifest, why: str) -> Manifest:
     """The same without native code."""
     methods = {
-        name: replace(method, native={}, why_not_native=dict.fromkeys(method.native, why))
+        name: replace(
+            method,
+            native={},
+            why_not_native=dict.fromkeys(method.native, why),
+            free=None if method.free is None else replace(method.free, profiles=()),
+        )
         for name, method in manifest.methods.items()
     }
     return replace(manifest, methods=methods, kernels={}, executors={})
@@ -521,7 +292,7 @@ def is_needed(name: str, manifest: Manifest) -> bool:
     """Whether an entry is named by what a manifest says."""
     named = {*manifest.executors.values(), *manifest.kernels.values()}
     for method in manifest.methods.values():
-        named |= {method.graph, method.as_written, *method.native.values()}
+        named |= method.entries
     return name in named or name == WEIGHTS or name.startswith(EXTRA)
 
 

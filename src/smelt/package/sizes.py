@@ -1,0 +1,115 @@
+"""What is free in a captured program, as an ingot has it: ranges, conditions and dimensions as trees of numbers."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from smelt.capture.dynamic.spec import SizeFacts
+from smelt.diag import InternalError, SmeltError
+from smelt.ir.dims import Dim
+from smelt.runtime.guard_sizes import parsed
+from smelt.runtime.ingot.errors import unsaved
+from smelt.runtime.ingot.free_sizes import OPERATORS, Expr, FreeSizes, Profile, Sizes, Symbol
+
+_BINARY: Mapping[type, str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%"}
+_COMPARED: Mapping[type, str] = {
+    ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
+}  # fmt: skip
+
+
+def check_free(facts: SizeFacts) -> None:
+    """Raises: PackageError (S0702) where something is free that cannot be in a file."""
+    for name, origin in facts.symbols.items():
+        if origin.dim is None or origin.range is None:
+            raise unsaved(
+                f"the program cannot be saved: the number {name} is free",
+                "an ingot holds graphs of numbers that are known, and of tensors whose sizes may be free",
+                "pass the number as a tensor, or capture the program for this number",
+            )
+
+
+def free_sizes(facts: SizeFacts, profiles: Sequence[Profile]) -> FreeSizes:
+    """What is free. Raises: PackageError (S0702) for a condition that has no form in a file."""
+    symbols = []
+    for name, origin in facts.symbols.items():
+        assert origin.dim is not None and origin.range is not None, "it was checked"
+        symbols.append(Symbol(name, origin.input, origin.dim, origin.range.low, origin.range.high))
+    checks = tuple((expression(guard.text), guard.outcome) for guard in facts.guards)
+    return FreeSizes(tuple(symbols), checks, tuple(profiles))
+
+
+def dimension(dim: Dim) -> Expr:
+    """A size or stride of a type. Raises: PackageError (S0702)."""
+    return dim if isinstance(dim, int) else expression(str(dim))
+
+
+def expression(text: str) -> Expr:
+    """An expression of sizes. Raises: PackageError (S0702) where it has other operators than those of files."""
+    try:
+        return _tree(parsed(text))
+    except (InternalError, TypeError):
+        raise unsaved(
+            f"the program cannot be saved: it holds where {text}",
+            f"a condition on sizes in a file has whole numbers, and of operators {' '.join(OPERATORS)}",
+            "capture it without dynamic_shapes, once for each size, and save these under names of their own",
+        ) from None
+
+
+def _tree(node: ast.expr) -> Expr:
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Constant(value=int(value)):
+            return int(value)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return (_BINARY[type(op)], _tree(left), _tree(right))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return ("neg", _tree(operand))
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return ("not", _tree(operand))
+        case ast.Compare(left=left, ops=[op], comparators=[right]):
+            return (_COMPARED[type(op)], _tree(left), _tree(right))
+        case ast.Call(func=ast.Name(id=name), args=[first, *rest]) if name in OPERATORS:
+            return _called(name, list(map(_tree, (first, *rest))))
+    raise TypeError(ast.unparse(node))
+
+
+def _called(name: str, args: list[Expr]) -> Expr:
+    """max and min of any number of operands, by two."""
+    count, _ = OPERATORS[name]
+    if count == 2 and name in ("max", "min"):
+        found = args[0]
+        for each in args[1:]:
+            found = (name, found, each)
+        return found
+    if len(args) != count:
+        raise TypeError(name)
+    return (name, *args)
+
+
+def profile_sizes(facts: SizeFacts, wanted: Sequence[Mapping[str, int]] | None) -> list[Sizes]:
+    """The sizes to make native code for: those named, or those that the program was captured with.
+
+    Raises: SmeltError (S0301) for sizes that the program is not for.
+    """
+    names = tuple(facts.symbols)
+    if wanted is None:
+        hints = tuple(int(origin.hint) for origin in facts.symbols.values())
+        return [hints] if facts.holds(dict(zip(names, hints, strict=True))) else []
+    found: dict[Sizes, None] = {}
+    for each in wanted:
+        if each.keys() != set(names) or not facts.holds(each):
+            raise SmeltError(
+                f"native code cannot be made for the sizes {_shown(each)}",
+                why=f"the program has the sizes {', '.join(names)}, within the ranges and conditions of its capture",
+                fix="name each of these, with a value that the program may be called with",
+                code="S0301",
+            )
+        found[tuple(each[name] for name in names)] = None
+    return list(found)
+
+
+def _shown(sizes: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {size}" for name, size in sizes.items())

@@ -1,0 +1,314 @@
+"""One entry point of a loaded program: from arguments to the result, natively, or by the graph's text.
+
+Invariant: native code runs only where it fits this machine, the call's sizes and memory layouts, and the present
+weights; whatever it is not for, the graph of the same file gives.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from smelt._torch.busy import recordings
+from smelt.diag import CaptureError, Miss, SmeltError, SmeltWarning, user_level
+from smelt.diag.collector import full_collections_later
+from smelt.runtime.elf import MACHINE_X86_64
+from smelt.runtime.executable import Executable
+from smelt.runtime.ingot import structure as structures
+from smelt.runtime.ingot.abi import abi
+from smelt.runtime.ingot.free_sizes import Sizes
+from smelt.runtime.ingot.manifest import Method
+from smelt.runtime.ingot.natives import CannotRun, Native, NativeText, Refused, targets, uses_library
+from smelt.runtime.loader import host_machine
+
+if TYPE_CHECKING:
+    from smelt.runtime.ingot.program import LoadedProgram
+
+_FROM_TEXT = "smelt.compiler.from_text"
+# The compiler is no part of what a loaded program needs: its package is imported where a graph is asked for, gradients
+# are needed, or the file has no native code for this machine.
+
+
+class EntryPoint:
+    """One entry point of a loaded program. May be called from any number of threads at once."""
+
+    def __init__(self, program: LoadedProgram, name: str, method: Method) -> None:
+        self._program, self.name, self.method = program, name, method
+        self._number = dict(method.state)
+        self._read = tuple(dict.fromkeys(method.state.values()))
+        self._natives: dict[Sizes, tuple[tuple[torch.Tensor, ...], Native]] = {}
+        self._late: Any = None
+        self._lock = threading.Lock()
+        self.why_not = ""
+        self._is_native = program._allow_native
+        if not self._is_native:
+            self.why_not = "allow_native is False"
+
+    @property
+    def graph(self) -> Any:
+        """The functional graph."""
+        return self._by_text().graph
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The result.
+
+        Raises: CaptureError (S0107) where the arguments are not of the structure and types that it was saved for;
+            (S0101) where it was captured for one outcome of a test on data, and the data lead to another; what the
+            program itself raises.
+        """
+        method = self.method
+        inputs = structures.flatten(method.args, method.kwargs, args, kwargs, len(method.places))
+        values = self._values(inputs)
+        self._check(inputs, values)
+        outputs = self._outputs(inputs, values)
+        for number, output in method.grads:
+            self._program.tensor(number).grad = None if output is None else outputs[output].detach()
+        return structures.rebuild(method.result, outputs, self._program._classes)
+
+    def _values(self, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
+        """The free sizes of a call. Raises: CaptureError (S0107)."""
+        free = self.method.free
+        if free is None:
+            return {}
+        found = {}
+        for symbol in free.symbols:
+            tensor, place = inputs[symbol.input], self.method.places[symbol.input]
+            if symbol.dim >= tensor.dim():
+                raise _unfit(f"{place} has {tensor.dim()} dimensions, and size {symbol.name} is its {symbol.dim}th")
+            found[symbol.name] = tensor.shape[symbol.dim]
+        broken = free.refused(found)
+        if broken:
+            at = ", ".join(f"{name} = {size}" for name, size in found.items())
+            raise _unfit(f"the program was saved for {broken}, and here {at}")
+        return found
+
+    def _outputs(self, inputs: list[torch.Tensor], values: Mapping[str, int]) -> Sequence[Any]:
+        needs_torch = self._needs_torch(inputs, values)
+        native = None if needs_torch else self.native(tuple(values.values()))
+        if native is None:
+            return self._by_op(inputs, values, compiles=not needs_torch)
+        generator = torch.get_rng_state() if self.method.draws else None
+        try:
+            return native.run(inputs, self._lookup)
+        except Refused as refused:
+            if not native.is_clean(refused):
+                raise self._torn(refused) from None
+        except Miss as miss:
+            raise CaptureError(
+                f"the program takes another path for these data: {miss}",
+                why="it was captured for one outcome of a test on data",
+                fix="save a program in which the test is a branch, by smelt.script",
+                code="S0101",
+            ) from None
+        if generator is not None:
+            torch.set_rng_state(generator)
+        return self._by_op(inputs, values)  # with torch's own error, where it is the data's fault
+
+    def _torn(self, refused: Refused) -> SmeltError:
+        return SmeltError(
+            f"a run of {self.name} met data that native code cannot compute with, behind writes to its state",
+            why=f"an index out of range, or a number beyond 64 bits ({refused})",
+            fix="call p.reset(), and the program with other data",
+            code="S0401",
+        )
+
+    def _lookup(self, kind: str, path: str) -> torch.Tensor:
+        return self._program.tensor(self._number[kind, path])
+
+    def _check(self, inputs: Sequence[torch.Tensor], values: Mapping[str, int]) -> None:
+        for place, wanted, tensor in zip(self.method.places, self.method.inputs, inputs, strict=True):
+            if tensor.dtype != wanted.dtype:
+                raise _unfit(f"{place} has dtype {tensor.dtype}, the program was saved for {wanted.dtype}")
+            sizes, _ = wanted.at(values)
+            if tuple(tensor.shape) != sizes:
+                raise _unfit(f"{place} has sizes {list(tensor.shape)}, the program was saved for {list(sizes)}")
+        if self.method.modes and self.method.modes != (torch.is_grad_enabled(), torch.is_inference_mode_enabled()):
+            raise _unfit("the program tests grad or inference mode, and was saved for other ones")
+
+    def _needs_torch(self, inputs: Sequence[torch.Tensor], values: Mapping[str, int]) -> bool:
+        """Whether only torch's own operators give the call's result: for gradients, devices and memory layouts."""
+        if self._needs_gradients(inputs):
+            return True
+        if recordings():  # of a program that calls this one, maybe: what is to be recorded are operators
+            return True
+        for wanted, tensor in zip(self.method.inputs, inputs, strict=True):
+            plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and type(tensor) in _PLAIN
+            if not plain or tensor.is_neg() or tensor.is_conj() or not _has_strides(tensor, wanted.at(values)[1]):
+                return True
+        return self.method.writes and _overlap(inputs, [self._program.tensor(i) for i in self._read])
+
+    def _needs_gradients(self, inputs: Sequence[torch.Tensor]) -> bool:
+        if self.method.trains or not torch.is_grad_enabled():
+            return False
+        return any(t.requires_grad for t in inputs) or self._requires_grad()
+
+    def _requires_grad(self) -> bool:
+        return any(self._program.tensor(number).requires_grad for number in self._read)
+
+    # --- natively
+
+    @property
+    def sizes(self) -> tuple[Sizes, ...]:
+        """The free sizes for which the file has native code; one tuple of none where no size is free."""
+        free = self.method.free
+        return ((),) if free is None else tuple(each.sizes for each in free.profiles)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether it runs natively here; with free sizes, at those that the file has native code for."""
+        return bool(self.sizes) and all(self.native(sizes) is not None for sizes in self.sizes)
+
+    def native(self, sizes: Sizes = ()) -> Native | None:
+        """Its native form over the present weights; None where there is none, and `why_not` says so."""
+        if not self._is_native or sizes not in self.sizes:
+            return None
+        tensors = tuple(map(self._program.tensor, self._read))
+        native = self._current(sizes, tensors)
+        if native is not None:
+            return native
+        with self._lock:
+            native = self._current(sizes, tensors)
+            if native is not None:
+                return native
+            try:
+                with full_collections_later():
+                    native = self._built(sizes)
+            except CannotRun as why:
+                self._natives, self._is_native, self.why_not = {}, False, str(why)
+                text = f"{self.name}: the file's native code is not used, its graph is compiled here: {why}"
+                warnings.warn(text, SmeltWarning, stacklevel=user_level())
+                return None
+            self._natives[sizes] = tensors, native
+            return native
+
+    def _current(self, sizes: Sizes, tensors: Sequence[torch.Tensor]) -> Native | None:
+        found = self._natives.get(sizes)
+        return found[1] if found is not None and _same(tensors, found[0]) and found[1].is_current() else None
+
+    def _built(self, sizes: Sizes) -> Native:
+        """Raises: CannotRun; PackageError (S0701)."""
+        contents, manifest, method = self._program._contents, self._program.manifest, self.method
+        if method.folded and not self._program.folded_is_as_saved():
+            raise CannotRun("weights that are folded into the file's native code have changed since it was saved")
+        if manifest.abi != abi():
+            raise CannotRun(f"its native code is of another version of Smelt, {manifest.smelt}")
+        plans = method.native
+        if method.free is not None:
+            plans = next(each.native for each in method.free.profiles if each.sizes == sizes)
+        target = next((name for name in targets() if name in plans and name in manifest.kernels), None)
+        if target is None:
+            whys = [method.why_not_native[name] for name in targets() if name in method.why_not_native]
+            raise CannotRun(whys[0] if whys else f"the file has native code for {_listed(plans)} only")
+        executor = manifest.executors.get("x86_64" if host_machine() == MACHINE_X86_64 else "aarch64")
+        if executor is None:
+            raise CannotRun("the file has no executor for this kind of machine")
+        tensors = [self._program.tensor(number) for number in range(len(manifest.state))]
+        self._check_state(tensors)
+        text = NativeText.read(
+            contents.json(plans[target]), contents.entry(manifest.kernels[target]), method, len(tensors)
+        )  # fmt: skip
+        if manifest.torch != torch.__version__ and uses_library(text.plan):
+            raise CannotRun(f"it calls functions of torch {manifest.torch}, and this is {torch.__version__}")
+        return Native(
+            contents, method, text, bytes(contents.entry(executor)), tensors, torch.get_num_threads()
+        )  # fmt: skip
+
+    def _check_state(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Raises: CannotRun where a tensor is not of the type that it was saved with."""
+        for number in self._read:
+            tensor, state = tensors[number], self._program.manifest.state[number]
+            found = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device.type)
+            if found != (state.placed.dtype, state.placed.sizes, state.placed.strides, "cpu"):
+                raise CannotRun(f"{state.path} has another type, layout or device than it was saved with")
+
+    @property
+    def executable(self) -> Executable | None:
+        """What runs its plan, at the first of its sizes."""
+        native = self.native(self.sizes[0]) if self.sizes else None
+        return None if native is None else native.executable
+
+    # --- by torch
+
+    def _by_text(self) -> Any:
+        if self._late is None:
+            names = self.method.graph, self.method.as_written
+            text, as_written = map(self._program._contents.text, names)
+            constants = {
+                path: number for (kind, path), number in self.method.state.items() if kind == "const"
+            }  # fmt: skip
+            make: Callable[..., Any] = importlib.import_module(_FROM_TEXT).TextProgram
+            tensors = {path: self._program.tensor(number) for path, number in constants.items()}
+            self._late = make(text, as_written, tensors, self.method.options, self._program.manifest.operators)
+        return self._late
+
+    def _by_op(
+        self, inputs: Sequence[torch.Tensor], values: Mapping[str, int], *, compiles: bool = False
+    ) -> Sequence[Any]:  # fmt: skip
+        """compiles: the graph is compiled here; else torch runs it operator by operator."""
+        needs_grad = self._needs_gradients(inputs)
+        if self.method.has_no_gradient and needs_grad:
+            raise CaptureError(
+                f"{self.name} has no gradient of its own",
+                why=self.method.has_no_gradient,
+                fix="call it under torch.no_grad(), or train the program that it was saved from",
+                code="S0107",
+            )
+        with torch.no_grad() if self.method.trains else nullcontext():
+            text = self._by_text().at(values)
+            found: Sequence[Any] = text.run(inputs, self._lookup, native=compiles)
+        return found
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(names) or "no machine"
+
+
+def _same(now: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> bool:
+    return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
+
+
+def _has_strides(tensor: torch.Tensor, strides: tuple[int, ...] | None) -> bool:
+    """Whether a tensor lies in memory as planned; steps along dimensions of size 1 may be any."""
+    if strides is None:
+        return tensor.is_contiguous()
+    if not tensor.numel():
+        return True
+    return all(n == 1 or a == b for n, a, b in zip(tensor.shape, tensor.stride(), strides, strict=True))
+
+
+def _overlap(inputs: Sequence[torch.Tensor], state: Sequence[torch.Tensor]) -> bool:
+    """Whether an input shares memory with another one, or with the program's state."""
+    taken = sorted((*_extent(tensor), is_input) for is_input, group in ((1, inputs), (0, state)) for tensor in group)
+    end, end_of_input = 0, 0
+    for start, stop, is_input in taken:
+        if start < (end if is_input else end_of_input):
+            return True
+        end = max(end, stop)
+        end_of_input = max(end_of_input, stop * is_input)
+    return False
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """From its first byte to past its last."""
+    if not tensor.numel():
+        return 0, 0
+    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + span * tensor.itemsize
+
+
+def _unfit(what: str) -> CaptureError:
+    return CaptureError(
+        what,
+        why="the saved graph holds for the types and sizes that it was captured with",
+        fix="pass such tensors, or save the program for these",
+        code="S0107",
+    )

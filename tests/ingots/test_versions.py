@@ -1,0 +1,81 @@
+"""Files of each format that there was are read, and what a file cannot be used with is said."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import smelt
+from smelt.runtime.ingot.load import load
+from smelt.runtime.ingot.manifest import FORMAT, NAME
+from tests.ingots.corpus import CALLS, FOLDER, from_data, to_data
+from tests.ingots.fuzz import entries_of, with_digests
+from tests.ingots.test_saved import agree
+
+FILES = sorted(FOLDER.glob("*/*.ingot"))
+
+
+def test_there_are_files_of_each_format_and_they_stay_as_they_are() -> None:
+    assert {int(path.parent.name) for path in FILES} == set(range(1, FORMAT + 1))
+    listed = json.loads((FOLDER / "digests.json").read_text())
+    assert {f"{p.parent.name}/{p.name}": hashlib.sha256(p.read_bytes()).hexdigest() for p in FILES} == listed
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.filterwarnings("ignore:.*native code is not used")
+def test_each_gives_what_it_gave(path: Path) -> None:
+    loaded = load(path)
+    for args, kwargs, result in json.loads(loaded.extra_files[CALLS]):
+        with torch.set_grad_enabled(loaded.manifest.methods["forward"].trains):
+            found = loaded(*from_data(args), **from_data(kwargs))
+        agree(from_data(to_data(found)), from_data(result))
+    # What was loaded is saved in the present format.
+    loaded.reset().save(again := path.with_suffix(".again"))
+    try:
+        assert json.loads(entries_of(again.read_bytes())[NAME])["format"] == FORMAT
+    finally:
+        again.unlink()
+
+
+def test_another_version_of_smelt_is_said_once() -> None:
+    entries = entries_of((FOLDER / str(FORMAT) / "small.ingot").read_bytes())
+    manifest = json.loads(entries[NAME]) | {"abi": "0" * 32, "smelt": "0.0.9"}
+    loaded = load(with_digests(entries | {NAME: json.dumps(manifest).encode()}))
+    args, _, result = json.loads(loaded.extra_files[CALLS])[0]
+    with torch.no_grad():
+        with pytest.warns(smelt.SmeltWarning, match="another version of Smelt, 0.0.9"):
+            found = loaded(*from_data(args))
+        agree(found, from_data(result))
+        agree(loaded(*from_data(args)), from_data(result))
+
+
+def test_another_machine_is_said() -> None:
+    data = entries_of((FOLDER / str(FORMAT) / "small.ingot").read_bytes())
+    manifest = json.loads(data[NAME])
+    method = manifest["methods"]["forward"]
+    method["native"] = {"sparc": method["native"]["avx2"]}
+    loaded = load(with_digests(data | {NAME: json.dumps(manifest).encode()}))
+    with pytest.warns(smelt.SmeltWarning, match="native code for sparc only"):
+        assert not loaded.is_native
+
+
+def test_an_operator_that_torch_has_changed_is_named() -> None:
+    entries = entries_of((FOLDER / str(FORMAT) / "small.ingot").read_bytes())
+    manifest = json.loads(entries[NAME])
+    schemas = manifest["operators"]
+    for old, is_right in (
+        ("aten::relu(Tensor self) -> Tensor", True),
+        ("aten::relu(Tensor self, Tensor threshold) -> Tensor", False),
+        ("aten::relu(", False),
+    ):
+        changed = manifest | {"operators": schemas | {"aten.relu.default": old}}
+        loaded = load(with_digests(entries | {NAME: json.dumps(changed).encode()}), allow_native=False)
+        if is_right:
+            assert loaded.graph is not None
+            continue
+        with pytest.raises(smelt.PackageError, match=r"aten\.relu\.default is another operator"):
+            _ = loaded.graph
