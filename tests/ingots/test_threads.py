@@ -51,7 +51,7 @@ def test_each_thread_gets_its_own_answer(saved: tuple[Path, Mlp], tmp_path: Path
 def test_native_code_is_made_once(saved: tuple[Path, Mlp], monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
     make = EntryPoint._built
-    monkeypatch.setattr(EntryPoint, "_built", lambda self: built.append(1) or make(self))
+    monkeypatch.setattr(EntryPoint, "_built", lambda self, sizes: built.append(1) or make(self, sizes))
     loaded = smelt.load(saved[0])
     call = torch.no_grad()(lambda i: loaded(torch.ones(3, 16)))
     with ThreadPoolExecutor(THREADS) as pool:
