@@ -1,0 +1,152 @@
+/* Runs what a test wrote down, in as many threads with contexts of their own as it asks for.
+ *
+ * driver calls WEIGHTS SCRIPT OUT CONTEXTS THREADS     a script: for each call i32 entry, then its inputs' bytes
+ * driver open FILE...                                  open each as weights and call every entry point with zeros
+ *
+ * OUT, of the first context: for each call i32 status; where it is 0, for each output i32 ndim, i64 sizes, its bytes. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "all.h"
+
+static char *script;
+static long script_nbytes;
+static smelt_model *model;
+static int threads;
+static FILE *written;
+
+static void must(int is_fine, const char *what)
+{
+    if (!is_fine) {
+        fprintf(stderr, "%s: %s\n", what, smelt_error());
+        exit(3);
+    }
+}
+
+static int64_t nelements(const smelt_type *type)
+{
+    int64_t count = 1;
+    for (int32_t i = 0; i < type->ndim; i++)
+        count *= type->sizes[i];
+    return count;
+}
+
+static void write_elements(FILE *out, const smelt_tensor *tensor, int32_t dim, const char *at)
+{
+    size_t itemsize = smelt_itemsize(tensor->dtype);
+    if (dim == tensor->ndim) {
+        fwrite(at, itemsize, 1, out);
+        return;
+    }
+    for (int64_t i = 0; i < tensor->sizes[dim]; i++)
+        write_elements(out, tensor, dim + 1, at + i * tensor->strides[dim] * (int64_t)itemsize);
+}
+
+static void write_outputs(FILE *out, int32_t status, const smelt_tensor *outputs, int32_t count)
+{
+    fwrite(&status, sizeof status, 1, out);
+    for (int32_t i = 0; !status && i < count; i++) {
+        fwrite(&outputs[i].ndim, sizeof outputs[i].ndim, 1, out);
+        if (outputs[i].ndim)
+            fwrite(outputs[i].sizes, sizeof(int64_t), (size_t)outputs[i].ndim, out);
+        write_elements(out, &outputs[i], 0, outputs[i].data);
+    }
+}
+
+/* One call with inputs that lie behind one another; gives what is behind them. */
+static char *call(smelt_context *context, int32_t entry, char *at, FILE *out)
+{
+    const smelt_signature *signature = smelt_describe(&all_program, entry);
+    smelt_tensor inputs[8], outputs[8];
+    char *copies[8];
+    for (int32_t i = 0; i < signature->ninputs; i++) {
+        const smelt_type *type = &signature->inputs[i];
+        size_t nbytes = (size_t)nelements(type) * smelt_itemsize(type->dtype);
+        copies[i] = malloc(nbytes ? nbytes : 1);
+        memcpy(copies[i], at, nbytes);
+        at += nbytes;
+        inputs[i] = (smelt_tensor){copies[i], type->dtype, type->ndim, type->sizes, type->strides};
+    }
+    int32_t status = smelt_call(context, entry, inputs, signature->ninputs, outputs, signature->noutputs);
+    if (out)
+        write_outputs(out, status, outputs, signature->noutputs);
+    for (int32_t i = 0; i < signature->ninputs; i++)
+        free(copies[i]);
+    return at;
+}
+
+static void *run_script(void *out)
+{
+    smelt_context *context;
+    must(!smelt_context_new(model, &context), "a context");
+    must(!smelt_set_threads(context, threads), "threads");
+    for (char *at = script; at < script + script_nbytes;) {
+        int32_t entry;
+        memcpy(&entry, at, sizeof entry);
+        at = call(context, entry, at + sizeof entry, out);
+    }
+    smelt_context_free(context);
+    return NULL;
+}
+
+static int calls(char **argv)
+{
+    FILE *file = fopen(argv[1], "rb");
+    must(file != NULL, argv[1]);
+    fseek(file, 0, SEEK_END);
+    script_nbytes = ftell(file);
+    rewind(file);
+    script = malloc((size_t)script_nbytes + 1);
+    must(fread(script, 1, (size_t)script_nbytes, file) == (size_t)script_nbytes, argv[1]);
+    fclose(file);
+    written = fopen(argv[2], "wb");
+    must(written != NULL, argv[2]);
+    int contexts = atoi(argv[3]);
+    threads = atoi(argv[4]);
+    must(!smelt_open(&all_program, argv[0], SMELT_VERIFY, &model), argv[0]);
+    pthread_t *others = calloc((size_t)contexts, sizeof *others);
+    for (int i = 1; i < contexts; i++)
+        must(!pthread_create(&others[i], NULL, run_script, NULL), "a thread");
+    run_script(written);
+    for (int i = 1; i < contexts; i++)
+        pthread_join(others[i], NULL);
+    smelt_close(model);
+    fclose(written);
+    free(others);
+    free(script);
+    return 0;
+}
+
+static int open_each(int count, char **paths)
+{
+    for (int i = 0; i < count; i++) {
+        smelt_model *opened;
+        int32_t status = smelt_open(&all_program, paths[i], i % 2 ? SMELT_COPY : 0, &opened);
+        printf("%d %s\n", (int)status, status ? smelt_error() : "");
+        if (status)
+            continue;
+        smelt_context *context;
+        must(!smelt_context_new(opened, &context), "a context");
+        char *zeros = calloc(1, 1 << 20);
+        for (int32_t entry = 0; entry < smelt_entries(&all_program); entry++) {
+            const char *name = smelt_describe(&all_program, entry)->name;
+            if (strcmp(name, "collatz")) /* it never ends for 0 */
+                call(context, entry, zeros, NULL);
+        }
+        free(zeros);
+        smelt_context_free(context);
+        smelt_close(opened);
+    }
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 7 && !strcmp(argv[1], "calls"))
+        return calls(argv + 2);
+    if (argc >= 3 && !strcmp(argv[1], "open"))
+        return open_each(argc - 2, argv + 2);
+    return 2;
+}
