@@ -8,7 +8,7 @@ STAMP := $(VENV)/.smelt-installed
 # First of all, and by its number: what the newest release drags along for GPUs is gigabytes.
 TORCH ?= torch==2.13.0
 
-.PHONY: run test lint types layers unit nightly mutants neon bench matrix browser page clean
+.PHONY: run test lint types layers unit nightly mutants neon bench matrix browser page docs clean
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -68,6 +68,11 @@ browser:
 # The libraries of the page of `smelt explain --html`, in the versions of web/package-lock.json.
 page: browser
 	cd web && npm run build
+
+# The site of the documents in build/site: the gallery is run for it, links are checked, docstrings are the reference.
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(STAMP)
 	$(BIN)/smelt bench --json bench/results/latest.json --plot bench/results/latest.png

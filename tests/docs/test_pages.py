@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
+import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+import smelt
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -28,8 +33,8 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-# As long as all others together; its steps have tests of their own.
-_LONG = {"schedules"}
+# As long as all others together (its steps have tests of their own), and what imports TorchDynamo.
+_LONG = {"schedules", "dynamo"}
 _RUN = [
     pytest.param(page, marks=pytest.mark.nightly if page.stem in _LONG else (), id=page.stem)
     for page in PAGES
@@ -64,3 +69,45 @@ def test_links_lead_somewhere(page: Path) -> None:
     prose = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)#:]+)\)", prose):
         assert (page.parent / target).exists(), target
+
+
+def site() -> Any:
+    """The hook that makes the site, which mkdocs loads; it is not needed for what is tested here."""
+    for name in ("mkdocs", "mkdocs.exceptions", "mkdocs.structure", "mkdocs.structure.files"):
+        if name not in sys.modules:
+            sys.modules[name] = types.SimpleNamespace(PluginError=RuntimeError, File=None)  # type: ignore[assignment]
+    spec = importlib.util.spec_from_file_location("docs_site", DOCS.parent / "web" / "docs_site.py")
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Any:
+    before = dict(sys.modules)
+    yield site()
+    for name in [name for name in sys.modules if name.startswith("mkdocs") and name not in before]:
+        del sys.modules[name]
+
+
+def test_the_site_runs_the_code_of_a_page_and_shows_what_it_prints(hook: Any) -> None:
+    page = "# A page\n\n```python\nx = 2\n```\n\nand\n\n```python\nfor i in range(70):\n    print('line', i * x)\n```\n"
+    text = hook.executed(page, "gallery/one.md")
+    assert text.startswith(page[: page.index("and")]) and "line 118" in text and "and 10 more lines" in text
+    with pytest.raises(Exception, match=r"gallery/one.md: ZeroDivisionError"):
+        hook.executed("```python\n1 / 0\n```\n", "gallery/one.md")
+
+
+def test_the_reference_has_every_public_name(hook: Any) -> None:
+    text = hook.reference()
+    assert all(f"\n## `{name}`\n" in text for name in smelt.__all__)
+    assert "What `smelt.explain` returns" in text or "A report on a compiled object" in text
+    assert "### `Report.to_html`" in text
+
+
+def test_the_site_has_every_page() -> None:
+    named = set(re.findall(r"- (\S+\.md)$", (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    assert {page for page in pages if not page.startswith("decisions/")} <= named
+    assert named - pages == {"index.md", "ARCHITECTURE.md", "CHANGELOG.md", "reference.md"}

@@ -42,6 +42,11 @@ def _binary(name: str, overload: str = "Tensor", samples: Samples = binary, **mo
 # --- lowerings
 
 
+def _as(op: str) -> Lowering:
+    """Another name of a binary operator."""
+    return lambda b, call: b.call(op, call["self"], call["other"])
+
+
 def _lower_square(b: Emitter, call: Call) -> Arg:
     return b.call("aten.pow.Tensor_Scalar", call["self"], 2)
 
@@ -540,6 +545,8 @@ POINTWISE: tuple[OpRecord, ...] = (
     _binary("atan2", "default", binary_float),
     _binary("maximum", "default", binary, traits=Trait.ANY_NUMBER | Trait.COMMUTES | Trait.FOLLOWS_PRODUCT),
     _binary("minimum", "default", binary, traits=Trait.ANY_NUMBER | Trait.COMMUTES | Trait.FOLLOWS_PRODUCT),
+    _binary("max", "other", binary, lower=_as("aten.maximum.default"), exact=True, traits=Trait.COMMUTES),
+    _binary("min", "other", binary, lower=_as("aten.minimum.default"), exact=True, traits=Trait.COMMUTES),
     _binary("fmax", "default", binary_float),
     _binary("fmin", "default", binary_float),
     _binary("eq", traits=Trait.ANY_LAYOUT | Trait.ANY_NUMBER | Trait.COMMUTES | Trait.TAKES_RUN_NUMBERS),
