@@ -90,7 +90,6 @@ def build(
 
     folder: where the tables' source is and objects go. flags: more for compiling and linking.
     """
-    # A sanitizer knows no limits of what is exported.
     more = (*tools.flags, *flags)
     sources = [*(RUNTIME / source for source in SOURCES), folder / "program.c"]
     made = [folder / f"{name}_{source.stem}.o" for source in sources]
@@ -105,7 +104,8 @@ def build(
     exported.write_text(f"{{ global: smelt_error; {'; '.join(_PUBLIC_FUNCTIONS)}; {name}_program; local: *; }};\n")
     together = [str(path) for path in (*made, *objects)]
     shared = out / f"lib{name}.so"
-    link = ["-shared", "-Wl,--version-script", str(exported), f"-Wl,-soname,{shared.name}", "-Wl,-z,noexecstack"]
+    link = ["-shared", f"-Wl,--version-script={exported}", f"-Wl,-soname,{shared.name}", "-Wl,-z,noexecstack"]
+    link += [] if "-g" in flags else ["-s"]
     _run(tools, [*tools.compiler, *more, "-O2", *link, *together, "-o", str(shared), "-lpthread", "-lm"])
     static = out / f"lib{name}.a"
     static.unlink(missing_ok=True)
@@ -125,6 +125,6 @@ def _run(tools: Toolchain, command: Sequence[str]) -> None:
         raise PackageError(
             f"{tools.name} failed",
             why=(done.stderr or done.stdout).strip()[-2000:] or f"it ended with {done.returncode}",
-            fix="use another compiler: smelt export --compiler zig, for one",
+            fix="use another compiler, by smelt export --compiler" + (" zig" if tools.name != "zig" else ""),
             code="S0704",
         )

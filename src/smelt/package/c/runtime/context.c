@@ -2,6 +2,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "internal.h"
 
@@ -49,21 +52,45 @@ int32_t smelt_find(const smelt_program *program, const char *name)
 
 /* --- models */
 
+#if defined(__x86_64__)
+/* By hand: not all compilers' `__builtin_cpu_supports` knows AVX-512. Source: Intel's manual, volume 2, CPUID; volume 1,
+ * 14.3 (the system must save the registers, too). */
+static bool has_all(uint32_t found, uint32_t wanted)
+{
+    return (found & wanted) == wanted;
+}
+
+static bool cpu_has(int32_t wanted)
+{
+    enum {
+        FMA = 1 << 12, MOVBE = 1 << 22, SAVES = 1 << 27, F16C = 1 << 29,
+        BMI1 = 1 << 3, AVX2 = 1 << 5, BMI2 = 1 << 8, LZCNT = 1 << 5,
+        AVX512 = 1 << 16 | 1 << 17 | 1 << 28 | 1 << 30, VL = 31,
+        OLD_REGISTERS = 0x6, NEW_REGISTERS = 0xe6
+    };
+    uint32_t a, b, c, d, registers, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !has_all(c, FMA | MOVBE | SAVES | F16C))
+        return false;
+    __asm__("xgetbv" : "=a"(registers), "=d"(high) : "c"(0));
+    if (!__get_cpuid(0x80000001, &a, &b, &c, &d) || !has_all(c, LZCNT))
+        return false;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !has_all(b, BMI1 | AVX2 | BMI2) ||
+        !has_all(registers, OLD_REGISTERS))
+        return false;
+    return wanted == SMELT_NEEDS_AVX2 ||
+           (wanted == SMELT_NEEDS_AVX512 && has_all(b, AVX512 | 1u << VL) && has_all(registers, NEW_REGISTERS));
+}
+#elif defined(__aarch64__)
+static bool cpu_has(int32_t wanted)
+{
+    return wanted == SMELT_NEEDS_NEON;
+}
+#endif
+
 static smelt_status check_cpu(const smelt_program *program)
 {
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
-                    __builtin_cpu_supports("bmi");
-    bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512vl");
-    if (program->cpu == SMELT_NEEDS_AVX2 ? has_avx2 : program->cpu == SMELT_NEEDS_AVX512 && has_avx512)
+    if (cpu_has(program->cpu))
         return SMELT_OK;
-#elif defined(__aarch64__)
-    if (program->cpu == SMELT_NEEDS_NEON)
-        return SMELT_OK;
-#endif
     const char *names[] = {"", "AVX2", "AVX-512", "64-bit Arm"};
     return smelt_fail(SMELT_CPU, "%s was exported for %s, which this CPU does not have: export it for another target",
                       program->name, names[program->cpu]);
