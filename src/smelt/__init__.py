@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from smelt.compiler import Dim, Program, compile, script, trace
     from smelt.compiler.doors.fx_in import from_exported, from_fx
+    from smelt.compiler.doors.torchscript import from_torchscript
     from smelt.compiler.saving import save_programs as save
     from smelt.diag import (
         CaptureError,
@@ -83,6 +84,7 @@ __all__ = [
     "f64",
     "from_exported",
     "from_fx",
+    "from_torchscript",
     "i8",
     "i16",
     "i32",
@@ -110,6 +112,7 @@ _PLACES: dict[str, tuple[str, str]] = {
     **{name: ("smelt.capture.scripting.annotations", name) for name in _ANNOTATIONS},
     **{name: ("smelt.compiler", name) for name in ("Dim", "Program", "compile", "script", "trace")},
     **{name: ("smelt.compiler.doors.fx_in", name) for name in ("from_exported", "from_fx")},
+    "from_torchscript": ("smelt.compiler.doors.torchscript", "from_torchscript"),
     **{name: ("smelt.diag", name) for name in _ERRORS},
     **{name: ("smelt.inspect", name) for name in ("Report", "explain")},
     **{name: ("smelt.ir", name) for name in ("Graph", "parse")},

@@ -23,6 +23,7 @@ from smelt.runtime.ingot.contents import from_bytes
 from smelt.runtime.ingot.load import load
 from smelt.runtime.ingot.manifest import NAME, WEIGHTS
 from smelt.runtime.ingot.natives import NativeText
+from tests.ingots.corpus import FOLDER
 from tests.ingots.programs import cases
 
 _NUMBERS = (-1, 0, 1, 2, 63, 64, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, 10**40)
@@ -130,7 +131,10 @@ def of_weights(data: bytes, draw: random.Random) -> None:
 
 def of_plan(data: bytes, draw: random.Random) -> None:
     entries = entries_of(data)
-    name = draw.choice([name for name in entries if name.startswith("code/") and name.endswith(".json")])
+    plans = [name for name in entries if name.startswith("code/") and name.endswith(".json")]
+    if not plans:
+        return of_manifest(data, draw)
+    name = draw.choice(plans)
     plan = changed_json(json.loads(entries[name]), draw)
     contents = from_bytes(with_digests(entries | {name: json.dumps(plan).encode()}))
     manifest = contents.manifest
@@ -150,7 +154,7 @@ LAYERS: tuple[Callable[[bytes, random.Random], None], ...] = (of_file, of_manife
 
 
 def samples() -> list[bytes]:
-    """Small ingots of each kind: weights, ties, state, branches, nested results."""
+    """Small ingots of each kind: weights, ties, state, branches, nested results, training, free sizes."""
     found = []
     with torch.no_grad():
         for name in ("tied", "branches", "structured", "closed over"):
@@ -158,6 +162,8 @@ def samples() -> list[bytes]:
             buffer = io.BytesIO()
             make().save(buffer, targets=["avx2"], extra_files={"note.txt": b"hello"})
             found.append(buffer.getvalue())
+    # Free sizes, gradients that a call leaves, an earlier format.
+    found += [(FOLDER / name).read_bytes() for name in ("2/free.ingot", "2/step.ingot", "1/small.ingot")]
     return found
 
 

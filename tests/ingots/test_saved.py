@@ -289,6 +289,24 @@ class TestLoaded:
             loaded(table, torch.tensor([1, 9]))
         agree(loaded(table, ids), looked_up(table, ids))
 
+    def test_exported_programs_are_saved(self, tmp_path: Path) -> None:
+        class Choosing(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.proj = torch.nn.Linear(4, 4)
+
+            def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+                y = torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+                return {"y": self.proj(y)}
+
+        model, x = Choosing().eval(), torch.randn(2, 4)
+        with torch.no_grad():
+            smelt.from_exported(torch.export.export(model, (x,))).save(tmp_path / "m.ingot")
+            loaded = load(tmp_path / "m.ingot")
+            for given in (x.abs(), -x.abs()):
+                agree(loaded(given), model(given))
+        assert loaded.is_native and list(loaded.state_dict()) == list(model.state_dict())
+
     def test_inputs_are_written_in_place(self, tmp_path: Path) -> None:
         total, x = torch.zeros(3), torch.ones(3)
         smelt.trace(accumulate, (total.clone(), x)).save(tmp_path / "m.ingot")

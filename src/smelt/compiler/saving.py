@@ -127,8 +127,8 @@ def of_compiled(compiled: Compiled) -> Saved:
             f"{dispatcher.name} cannot be saved",
             "it changes Python objects at each call"
             if dispatcher.has_state
-            else "there is nothing compiled of it that runs as a whole: it was not called, or its gradients are taken "
-            "outside of it",
+            else "there is nothing compiled of it that runs as a whole: it was not called, or `backward()` is "
+            "called outside of it",
             "call it first (a module under torch.no_grad()), keep its state in tensors, or save smelt.trace(...)",
         )
     module = dispatcher.target if isinstance(dispatcher.target, torch.nn.Module) else None
