@@ -95,6 +95,17 @@ def test_a_budget_ends_the_rounds() -> None:
     assert len(race(lambda: None, lambda: None, 1000, budget_s=0.0).eager.samples) == 3
 
 
+def test_a_sample_is_of_several_calls_behind_as_many_that_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(verdict, "_calls_in", lambda call, seconds: 3)
+    found = race(lambda: calls.append("eager"), lambda: calls.append("smelt"), 2, sample_s=1e-3, cpu=True)
+    assert calls[2:] == ["eager"] * 6 + ["smelt"] * 12 + ["eager"] * 6
+    assert len(found.eager.samples) == 2 and not found.is_busy
+    monkeypatch.undo()
+    assert verdict._calls_in(lambda: time.sleep(2e-3), 1e-3) == 1
+    assert verdict._calls_in(lambda: None, 10.0) == verdict._MOST_CALLS
+
+
 def test_a_report_takes_times() -> None:
     report = explained(layers(), torch.randn(4, 16))
     timed = report.timed(Race(Times((2e-3,)), Times((1e-3,)), 1, 0.0, 0.0), share=0.5)

@@ -42,6 +42,9 @@ def explore(
     ] = True,
     seconds: Annotated[float, typer.Option(min=0.02, help="The longest that one pair is measured.")] = 0.3,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads. Default: torch's own number.")] = None,
+    cpu_time: Annotated[
+        bool, typer.Option("--cpu-time", help="Count the processor's time on one thread, for busy machines.")
+    ] = False,
 ) -> None:
     """Show how neural architectures look as graphs, what can be done about them, and what each step gives.
 
@@ -61,6 +64,10 @@ def explore(
           two of them, quickly
     """
     _check(target, only, alone, html, pages)
+    if cpu_time:
+        if threads not in (None, 1):
+            raise typer.BadParameter("CPU time is that of one thread: add --threads 1", param_hint="--cpu-time")
+        threads = 1
     if threads is not None:
         torch.set_num_threads(threads)
     ceilings = measure_ceilings()
@@ -72,14 +79,24 @@ def explore(
         for name, summary, function, args, kwargs in _programs(target, names):
             bar.update(task, description=name)
             cards.append(
-                survey(name, summary, function, args, kwargs, ceilings=ceilings, seconds=seconds, ablate=ablation)
+                survey(
+                    name,
+                    summary,
+                    function,
+                    args,
+                    kwargs,
+                    ceilings=ceilings,
+                    seconds=seconds,
+                    ablate=ablation,
+                    cpu=cpu_time,
+                )
             )
             if pages is not None and not cards[-1].failed:
                 with torch.no_grad():
                     report = smelt.explain(function, *args, **kwargs)
                 links[name] = _write(report, pages, name, (html or pages).absolute().parent)
             bar.advance(task)
-    conditions = _conditions(ceilings)
+    conditions = _conditions(ceilings, cpu_time)
     if html is not None:
         html.write_text(page_of(cards, conditions, links), encoding="utf-8")
         typer.echo(f"atlas: {html}", err=True)
@@ -120,10 +137,11 @@ def _programs(target: str | None, names: Sequence[str]) -> Iterator[_Program]:
         yield name, one.summary, *one.build(), {}
 
 
-def _conditions(ceilings: Ceilings) -> str:
+def _conditions(ceilings: Ceilings, cpu: bool) -> str:
+    what = "Times are of the processor, medians" if cpu else "Times are medians"
     return (
         f"torch {torch.__version__}, Smelt {smelt.__version__}, {ceilings.threads} threads, load {load_average():.1f}; "
-        f"ceilings of this machine: {ceilings.gflops:.0f} GFLOP/s, {ceilings.gbps:.0f} GB/s. Times are medians, "
+        f"ceilings of this machine: {ceilings.gflops:.0f} GFLOP/s, {ceilings.gbps:.0f} GB/s. {what}, "
         "interleaved with what they are compared to."
     )
 

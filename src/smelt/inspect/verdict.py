@@ -22,6 +22,7 @@ from smelt.inspect.shown import Row, plural
 
 _OWN = ("kernel", "fused")
 _LEAST_ROUNDS = 3
+_MOST_CALLS = 1000  # of a sample
 BUSY = 0.1  # share of the wall time without a core, from which times are no measurement
 _EVEN = 0.03  # a speed-up nearer to one than this is none
 
@@ -105,22 +106,33 @@ def race(
     rounds: int,
     budget_s: float = float("inf"),
     step: Callable[[], Any] = lambda: None,
+    *,
+    sample_s: float = 0.0,
+    cpu: bool = False,
 ) -> Race:
     """Call both in turns, the first one alternating, after an untimed call of each. `step` is called after each round.
 
-    budget_s: no further round is begun after it.
+    budget_s: no further round is begun after it. sample_s: each sample is of as many calls as eager does in so long,
+    behind as many that are not timed: the caches then hold the data of the program that is called. Not for programs
+    that a call changes. cpu: by the processor's time of the calling thread, which a busy machine disturbs little.
     """
     times: tuple[list[float], list[float]] = ([], [])
     load = load_average()
+    clock = time.thread_time if cpu else time.perf_counter
     for call in (eager, compiled):
         call()
+    calls = _calls_in(eager, sample_s) if sample_s else 1
     waiting, thread, begin = waited_ns(), time.thread_time(), time.perf_counter()
     inside = 0.0
     for number in range(rounds):
         for which in (0, 1) if number % 2 == 0 else (1, 0):
-            start = time.perf_counter()
-            (eager, compiled)[which]()
-            times[which].append(time.perf_counter() - start)
+            call = (eager, compiled)[which]
+            for _ in range(calls if sample_s else 0):
+                call()
+            start = clock()
+            for _ in range(calls):
+                call()
+            times[which].append((clock() - start) / calls)
         step()
         inside = time.perf_counter() - begin
         if inside > budget_s and number + 1 >= _LEAST_ROUNDS:
@@ -129,7 +141,14 @@ def race(
     slept = max(0.0, inside - (time.thread_time() - thread))
     queued = max(0.0, (waited_ns() - waiting) / 1e9)
     waited = max(slept, queued) / inside if inside else 0.0
-    return Race(Times(tuple(times[0])), Times(tuple(times[1])), torch.get_num_threads(), load, min(waited, 1.0))
+    waited = 0.0 if cpu else min(waited, 1.0)
+    return Race(Times(tuple(times[0])), Times(tuple(times[1])), torch.get_num_threads(), load, waited)
+
+
+def _calls_in(call: Callable[[], Any], seconds: float) -> int:
+    start = time.perf_counter()
+    call()
+    return max(1, min(_MOST_CALLS, round(seconds / max(time.perf_counter() - start, 1e-7))))
 
 
 def verdict(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from smelt.inspect.verdict import Race, race
 from smelt.ir import STATE_OPS, Graph
 from smelt.ops.catalogue import family_of
 
-_ROUNDS = 40
+_ROUNDS, _SAMPLE_S = 40, 1e-3
 _TOLERANCE = 2e-3  # relative to the largest value of a result
 _SETTINGS: Mapping[str, Any] = {"adaptive": False}
 
@@ -44,8 +44,13 @@ def survey(
     ceilings: Ceilings | None = None,
     seconds: float = 0.3,
     ablate: bool = True,
+    cpu: bool = False,
 ) -> Card:
-    """The card of a program. seconds: the longest that one pair is measured. ablate: omit optimisations, one by one."""
+    """The card of a program. seconds: the longest that one pair is measured. ablate: omit optimisations, one by one.
+
+    cpu: by the processor's time of the calling thread, for busy machines; on one thread of torch.
+    """
+    measuring = _Measuring(seconds, cpu)
     kwargs = dict(kwargs or {})
     try:
         with torch.no_grad():
@@ -60,12 +65,12 @@ def survey(
     unit = units[0]
     unit.optimize()  # of a plan from disk, the passes that another process did
     with torch.no_grad():
-        times = _race(target, compiled, args, kwargs, seconds)
+        times = measuring.race(target, compiled, args, kwargs, changes=unit.acts)
         split = _split(unit, args, kwargs, times)
-        effects = _effects(target, compiled, unit, args, kwargs, expected, seconds) if ablate else ()
+        effects = _effects(target, compiled, unit, args, kwargs, expected, measuring) if ablate else ()
         sizes = _other_sizes(target, args, kwargs)
     card = _card(name, summary, unit, times, _error(found, expected), split, ceilings)
-    training = _train(target, args, kwargs, seconds)
+    training = _train(target, args, kwargs, measuring)
     whole = replace(card, effects=effects, sizes=sizes, training=training)
     return replace(whole, advice=_advice(whole, unit))
 
@@ -136,14 +141,26 @@ def _kind(op: str) -> str:
 # --- times
 
 
-def _race(
-    first: Callable[..., Any],
-    second: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    seconds: float,
-) -> Race:
-    return race(lambda: first(*args, **kwargs), lambda: second(*args, **kwargs), _ROUNDS, seconds)
+@dataclass(frozen=True, slots=True)
+class _Measuring:
+    """How pairs are measured: as `smelt bench` does, several calls a sample, behind as many that are not timed."""
+
+    seconds: float
+    cpu: bool
+
+    def race(
+        self,
+        first: Callable[..., Any],
+        second: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        changes: bool = False,
+    ) -> Race:
+        """changes: a call changes the program, so that each is timed by itself."""
+        return self.of(lambda: first(*args, **kwargs), lambda: second(*args, **kwargs), 0.0 if changes else _SAMPLE_S)
+
+    def of(self, first: Callable[[], Any], second: Callable[[], Any], sample_s: float) -> Race:
+        return race(first, second, _ROUNDS, self.seconds, sample_s=sample_s, cpu=self.cpu)
 
 
 def _split(unit: Unit, args: tuple[Any, ...], kwargs: Mapping[str, Any], times: Race) -> dict[str, float]:
@@ -182,7 +199,7 @@ def _effects(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     expected: Sequence[Tensor],
-    seconds: float,
+    measuring: _Measuring,
 ) -> list[Effect]:
     fired: dict[str, str] = {}
     for record in unit.passes:
@@ -191,7 +208,7 @@ def _effects(
     trials: list[tuple[str, str, dict[str, Any]]] = [(p, told, {"skip": [p]}) for p, told in fired.items()]
     trials.append(("own kernels", "fusion and generated kernels", {"own_kernels": False}))
     return [
-        _effect(what, told, {**_SETTINGS, **options}, target, compiled, unit, args, kwargs, expected, seconds)
+        _effect(what, told, {**_SETTINGS, **options}, target, compiled, unit, args, kwargs, expected, measuring)
         for what, told, options in trials
     ]
 
@@ -206,7 +223,7 @@ def _effect(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     expected: Sequence[Tensor],
-    seconds: float,
+    measuring: _Measuring,
 ) -> Effect:
     try:
         without = smelt.compile(target, options=options)
@@ -218,7 +235,7 @@ def _effect(
         return Effect(what, told, None, None, False, "the results differ without it, so no time is shown")
     if len(others) != 1 or others[0].lowered is None:
         return Effect(what, told, None, None, False, "without it the program is not compiled as one graph")
-    times = _race(without, compiled, args, kwargs, seconds)
+    times = measuring.race(without, compiled, args, kwargs, changes=unit.acts)
     low, high = sorted((times.eager.quartiles, times.compiled.quartiles))
     mine, other = unit.lowered.report.memory if unit.lowered else None, others[0].lowered.report.memory
     memory = other.peak_nbytes / mine.peak_nbytes if mine is not None and mine.peak_nbytes else None
@@ -259,7 +276,7 @@ def _longer(value: Any, args: tuple[Any, ...], times: int) -> Any:
 # --- training
 
 
-def _train(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], seconds: float) -> Training | None:
+def _train(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], measuring: _Measuring) -> Training | None:
     if not isinstance(target, nn.Module) or not any(p.requires_grad for p in target.parameters()):
         return None
     eager, mine = target, copy.deepcopy(target)
@@ -287,7 +304,7 @@ def _train(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], second
     if trained is None:
         why = next(iter(compiled.stats().fallbacks), "no plan")
         return Training(0, 0, 0, None, worst, f"falls back to eager: {why}")
-    times = race(lambda: step(eager, eager), lambda: step(compiled, mine), _ROUNDS, seconds)
+    times = measuring.of(lambda: step(eager, eager), lambda: step(compiled, mine), _SAMPLE_S)
     speed_up = None if times.is_busy else times.speed_up
     eager.zero_grad(set_to_none=True)
     forward, backward = _count(trained.forward.optimized), _count(trained.backward.optimized)
