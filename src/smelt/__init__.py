@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from smelt.ir import Graph, parse
     from smelt.runtime.ingot.load import load
     from smelt.runtime.ingot.program import LoadedProgram
+    from smelt.runtime.ingot.signature import sign
     from smelt.scheduling import Primitive, list_primitives, register_primitive, tune
     from smelt.scheduling.schedule import apply, schedule
 
@@ -97,6 +98,7 @@ __all__ = [
     "schedule",
     "schedules",
     "script",
+    "sign",
     "trace",
     "tune",
     "u8",
@@ -119,6 +121,7 @@ _PLACES: dict[str, tuple[str, str]] = {
     **{name: ("smelt.scheduling", name) for name in _SCHEDULING},
     "save": ("smelt.compiler.saving", "save_programs"),
     "load": ("smelt.runtime.ingot.load", "load"),
+    "sign": ("smelt.runtime.ingot.signature", "sign"),
     "LoadedProgram": ("smelt.runtime.ingot.program", "LoadedProgram"),
     "schedules": ("smelt.schedules", ""),
 }
