@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 from typing import Any
@@ -251,6 +252,22 @@ GRAD = {"no_grad": torch.no_grad, "grad": contextlib.nullcontext, "inference": t
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_function_replays(name: str, level: Level) -> None:
     check(FUNCTIONS[name], level)
+
+
+def test_garbage_is_collected_while_gradients_are_computed() -> None:
+    """What is called then is no hook of the program's."""
+    before = gc.get_threshold()
+    gc.callbacks.append(notice)
+    gc.set_threshold(1, 10_000, 10_000)
+    try:
+        check(FUNCTIONS["autograd_inside"])
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(notice)
+
+
+def notice(phase: str, info: dict[str, int]) -> None:
+    """As a profiler has it called when garbage is collected."""
 
 
 @pytest.mark.spread(6)

@@ -9,6 +9,13 @@ import torch
 GRAD_SLOT: Any = getattr(torch._C, "TensorBase", torch.Tensor).grad
 """The descriptor of `tensor.grad`, which a recording may replace for a while."""
 
+_REQUIRES: Any = getattr(torch._C, "TensorBase", torch.Tensor).requires_grad
+
+
+def requires_gradient(tensor: torch.Tensor) -> bool:
+    """`tensor.requires_grad`, which a recording that replaces it is not told of."""
+    return bool(_REQUIRES.__get__(tensor, type(tensor)))
+
 
 def is_leaf(tensor: torch.Tensor) -> bool:
     """`tensor.is_leaf`; False where torch forbids to ask: of a view that was made without gradients, after its base was

@@ -100,8 +100,10 @@ class _Attribute:
 class Getter(property):
     """A property in place of one that torch has in C, with the names by which torch tells its own."""
 
-    def __init__(self, original: Any, read: Callable[[Any], Any]) -> None:
-        super().__init__(read, lambda tensor, value: original.__set__(tensor, value))
+    def __init__(
+        self, original: Any, read: Callable[[Any], Any], write: Callable[[Any, Any], None] | None = None
+    ) -> None:
+        super().__init__(read, write or (lambda tensor, value: original.__set__(tensor, value)))
         self.__name__ = original.__name__ if hasattr(original, "__name__") else original.fget.__name__
         self.__objclass__ = getattr(original, "__objclass__", torch.Tensor)
 

@@ -11,6 +11,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from smelt._torch.collectives import TRACING, WRAP, functional_collectives
 from smelt._torch.dispatch import below_transforms, is_live, is_transformed, suspended
-from smelt._torch.leaves import is_leaf
+from smelt._torch.leaves import is_leaf, requires_gradient
 from smelt._torch.mode_regions import Regions, watching_regions
 from smelt._torch.record_patches import (
     Getter,
@@ -33,7 +34,7 @@ from smelt._torch.record_patches import (
     tensor_base,
 )
 from smelt.capture.events import put_aside
-from smelt.capture.gradients import record_backward, record_grad
+from smelt.capture.gradients import flag_set, record_backward, record_grad
 from smelt.capture.keeping import keeper
 from smelt.capture.recorder import Recorder
 from smelt.capture.spans import is_smelts, is_users
@@ -182,7 +183,31 @@ def _needs_gradient(original: Any) -> Any:
             recorder.read_flag("requires_grad", value)
         return value
 
-    return Getter(original, read)
+    def write(self: Any, value: Any) -> None:
+        before = requires_gradient(self)
+        original.__set__(self, value)
+        _told_of_flag(self, before)
+
+    return Getter(original, read, write)
+
+
+def _requiring(original: Any) -> Any:
+    """For `tensor.requires_grad_()`."""
+
+    def call(self: Any, requires_grad: bool = True) -> Any:
+        before = requires_gradient(self)
+        result = original(self, requires_grad)
+        _told_of_flag(self, before)
+        return result
+
+    return call
+
+
+def _told_of_flag(tensor: Any, before: bool) -> None:
+    """Note that a tensor requires gradients from now on, or none any more."""
+    recorder = _active()
+    if recorder is not None and requires_gradient(tensor) is not before:
+        recorder.noted(partial(flag_set, recorder), tensor, not before)
 
 
 def _retaining(original: Any) -> Any:
@@ -461,6 +486,7 @@ def detecting(recorder: Recorder, level: str) -> Iterator[None]:
         stack.enter_context(_patches.replaced(tensor, "_base", _base_property))
         stack.enter_context(_patches.replaced(tensor, "_is_view", _is_view))
         stack.enter_context(_patches.replaced(tensor, "requires_grad", _needs_gradient))
+        stack.enter_context(_patches.replaced(tensor, "requires_grad_", _requiring))
         stack.enter_context(_patches.replaced(tensor, "retain_grad", _retaining))
         stack.enter_context(_patches.replaced(tensor, "as_subclass", _aliasing(0)))
         stack.enter_context(_patches.replaced(tensor, "_make_subclass", _aliasing(1)))

@@ -10,8 +10,9 @@ Invariant: nothing but autograd runs meanwhile. A hook, or a backward in Python,
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import Signature, signature
 from types import FrameType
@@ -28,6 +29,7 @@ from smelt.ops.torch_gradients import GRADIENT
 INFO = OpInfo(GRADIENT, "gradient", True, 1, False, True, False, (), None, -1, False, None)
 BACKWARD, GRAD = signature(torch.autograd.backward), signature(torch.autograd.grad)
 _ADD, _ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
+_DETACH = torch.ops.aten.detach.default
 _WHY = "autograd calls it, in an order of its own, and it may do anything"
 
 
@@ -82,12 +84,17 @@ class _Foreign:
 def _watched(call: Callable[[], Any]) -> tuple[Any, str]:
     """What a call gives, and the first function of somebody else's that ran in it."""
     foreign, before = _Foreign(), sys.getprofile()
+    # Garbage may have functions of anybody's that are called as it goes; it has nothing to do with the call.
+    collects = gc.isenabled()
+    gc.disable()
     with suspended():
         sys.setprofile(foreign)
         try:
             found = call()
         finally:
             sys.setprofile(before)
+            if collects:
+                gc.enable()
     return found, foreign.name
 
 
@@ -171,11 +178,44 @@ def _is_recordable(recorder: Any, foreign: str, tensors: Iterable[torch.Tensor],
         why = "autograd names its own operators then"
     elif torch.distributed.is_available() and torch.distributed.is_initialized():
         what, why = "gradients are computed while processes work together", "they may be exchanged behind the program"
+    elif any(id(t) in recorder.unset for t in tensors):
+        what, why = "`requires_grad` of a tensor was switched off before", "only some uses of it have gradients"
     elif any(t.layout is not torch.strided for t in grads):
         what, why = "a gradient is sparse", "a graph holds strided ones"
     if what:
         recorder.fail(what, why, _FIX, "S0104")
     return not what
+
+
+def flag_set(recorder: Any, tensor: torch.Tensor, value: bool) -> None:
+    """A tensor requires gradients from now on, or none any more.
+
+    What the program computed from it before has no gradient by it: what it is from now on is another value.
+    """
+    slot = recorder.slot_of(tensor)
+    if not value:
+        recorder.unset[id(tensor)] = tensor
+        return
+    uses = [record for record in recorder.records if _uses(record[1:3], slot)]
+    if any(one.family is slot.family for record in uses for one in _slots(record[3])):
+        why = "the views require gradients from then on, too"
+        recorder.fail("a tensor that has views becomes one that requires gradients", why, _FIX, "S0104")
+    elif uses:
+        recorder.note(op_info(_DETACH), (tensor,), {}, tensor)
+
+
+def _slots(results: Any) -> Iterator[Any]:
+    for one in results:
+        if isinstance(one, list):
+            yield from _slots(one)
+        elif one is not None:
+            yield one
+
+
+def _uses(arg: Any, slot: Any) -> bool:
+    if isinstance(arg, (list, tuple)):
+        return any(_uses(one, slot) for one in arg)
+    return any(_uses(one, slot) for one in arg.values()) if isinstance(arg, dict) else arg is slot
 
 
 def bound(function: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -180,7 +180,7 @@ class Recorder:
     own_backward: the first `torch.autograd.Function` that ran, if any: its gradient is no operator's; own_site: where.
     checkpoints: what was recorded in regions of `torch.utils.checkpoint`, as numbers of records.
     spent: the histories that the program itself went back through. leaves: those that got gradients there, by id, with
-    the gradients that they had.
+    the gradients that they had. unset: those that required gradients, and then none any more.
     """
 
     is_native: ClassVar[bool] = True  # the run is on tensors with data, and its answer is the program's
@@ -206,6 +206,7 @@ class Recorder:
     kept: dict[Slot, tuple[int, StateSlot]] = field(default_factory=dict)
     spent: Spent = field(default_factory=Spent)
     leaves: dict[int, tuple[torch.Tensor, Any]] = field(default_factory=dict)
+    unset: dict[int, torch.Tensor] = field(default_factory=dict)
     lent: list[tuple[torch.Tensor, torch.Tensor, str, Site | None]] = field(default_factory=list)
     _dtype: torch.dtype = field(default_factory=default_dtype)
     regions: Regions = field(default_factory=Regions)

@@ -24,6 +24,7 @@ from smelt.ops.index_words import words_of_brackets
 from smelt.ops.modes import entered
 from smelt.ops.python_ops import python_op
 from smelt.ops.registry import overload
+from smelt.ops.torch_gradients import GRADIENT
 
 Lookup = Callable[[str, str], Any]
 """Takes "param", "buffer" or "captured" and a dotted path; gives the tensor."""
@@ -103,6 +104,9 @@ class _Run:
         self.lookup = lookup
         self.observe = observe
         self.values: dict[Value, Any] = {}
+        # What the program makes and takes gradients by: a raw graph does not say when it became a leaf of autograd.
+        gradients = (node for node in graph.walk() if node.op == GRADIENT)
+        self.leaves = {v for node in gradients for v in values_in(node.args[2]) if v.node is not None}
 
     def region(self, region: Region, arguments: Sequence[Any]) -> list[Any]:
         for param, argument in zip(region.params, arguments, strict=True):
@@ -114,6 +118,8 @@ class _Run:
                 raise InternalError(f"{node.op} gave {len(results)} results for {len(node.results)}", node.span)
             for value, result in zip(node.results, results, strict=True):
                 self.values[value] = result
+                if value in self.leaves and isinstance(result, torch.Tensor) and result.is_leaf:
+                    result.requires_grad_()
             if self.observe is not None:
                 self.observe(node, results)
             self.release(node, region, remaining)
