@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 import smelt
 from smelt.cli import app
+from smelt.runtime.ingot.manifest import FORMAT
+from tests.ingots.corpus import FOLDER
 from tests.ingots.programs import Mlp, structured
 
 
@@ -94,3 +96,13 @@ def test_diff(saved: tuple[Path, Mlp, torch.Tensor]) -> None:
     smelt.trace(torch.nn.Sequential(changed.up), (x,)).save(other, targets=[])
     code, shown = call("diff", path, other)
     assert code == 1 and "-  %" in shown and "- param down.weight" in shown
+
+
+def test_free_sizes_and_training_steps_are_shown(tmp_path: Path) -> None:
+    show = " ".join(call("show", FOLDER / str(FORMAT) / "free.ingot")[1].split())
+    assert "forward(0: float32[rows, 3]) rows is free, from 1 on" in show
+    code, timed = call("bench", FOLDER / str(FORMAT) / "free.ingot")
+    assert code == 0 and "first call" in timed
+    assert "is a training step" in call("show", FOLDER / str(FORMAT) / "step.ingot")[1]
+    with pytest.raises(smelt.SmeltError, match="cannot be exported to C"):
+        call("export", FOLDER / str(FORMAT) / "free.ingot", "--out", tmp_path)

@@ -17,6 +17,7 @@ import torch
 
 import smelt
 from smelt.runtime.ingot.load import load
+from smelt.runtime.ingot.tensors import raw
 from tests.ingots.programs import Counter, Mlp, Pair, Tied, accumulate, branches, cases, collatz, looked_up
 
 ELSEWHERE = """
@@ -170,6 +171,50 @@ class TestFile:
             program.save(path)
         assert path.read_bytes() == before
         assert [p.name for p in tmp_path.iterdir()] == ["m.ingot"]
+
+    def test_a_killed_save_leaves_the_old_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "m.ingot"
+        smelt.trace(Mlp().eval(), (torch.randn(3, 16),)).save(path, targets=[])
+        before = path.read_bytes()
+        code = """if True:
+            import os, sys
+            import smelt
+            def killed(*args):
+                os.kill(os.getpid(), 9)
+            loaded = smelt.load(sys.argv[1])
+            loaded.up.weight.data.zero_()
+            os.replace = killed  # all is written by then, and nothing has its name
+            loaded.save(sys.argv[1])
+        """
+        assert subprocess.run([sys.executable, "-c", code, path], cwd=tmp_path).returncode == -9
+        assert path.read_bytes() == before
+        assert smelt.load(path).save(path) is None and path.read_bytes() == before
+
+    @pytest.mark.parametrize("options", [{"copy": True}, {"verify": True}, {"map_location": "cpu"}], ids=str)
+    def test_ways_of_reading(self, tmp_path: Path, options: dict[str, Any]) -> None:
+        x, model = torch.randn(3, 16), Mlp().eval()
+        with torch.no_grad():
+            smelt.trace(model, (x,)).save(tmp_path / "m.ingot")
+            loaded = load(tmp_path / "m.ingot", **options)
+            if options.get("copy"):  # the file is not used any more
+                (tmp_path / "m.ingot").write_bytes(b"")
+            agree(loaded(x), model(x))
+            assert loaded.is_native
+
+    def test_tensors_go_to_another_device(self, tmp_path: Path) -> None:
+        with torch.no_grad():
+            smelt.trace(Counter().eval(), (torch.randn(1, 4),)).save(tmp_path / "m.ingot", targets=[])
+        loaded = load(tmp_path / "m.ingot", map_location="meta")
+        assert {tensor.device.type for tensor in (*loaded.parameters(), *loaded.buffers())} == {"meta"}
+
+    def test_weights_that_were_changed_in_the_file_are_found_when_asked_for(self, tmp_path: Path) -> None:
+        model = torch.nn.Linear(3000, 3000).eval()  # more than is compared with each load
+        smelt.trace(model, (torch.randn(1, 3000),)).save(tmp_path / "m.ingot", targets=[])
+        data = bytearray((tmp_path / "m.ingot").read_bytes())
+        data[data.index(raw(model.weight)[:64].tobytes()) + 7] ^= 1
+        assert load(bytes(data)).methods == ("forward",)
+        with pytest.raises(smelt.PackageError, match="weights"):
+            load(bytes(data), verify=True)
 
     def test_writes_to_loaded_weights_do_not_reach_the_file(self, tmp_path: Path) -> None:
         smelt.trace(Mlp().eval(), (torch.randn(3, 16),)).save(tmp_path / "m.ingot")

@@ -165,6 +165,8 @@ def _about(method: Method) -> Iterator[str]:
         yield f"no native code for {target}: {why}"
     if method.written:
         yield f"writes to {len(method.written)} of its own tensors"
+    if method.trains:
+        yield "is a training step"
     if method.draws:
         yield "draws random numbers"
     if method.has_no_gradient:

@@ -238,7 +238,6 @@ class _Writer:
         for number, sizes in enumerate(profile_sizes(facts, self.sizes)):
             graph = specialize(unit.graph, dict(zip(facts.symbols, sizes, strict=True)))
             profiles.append(Profile(sizes, self._natives(plans, f"{plans.name}.{number}", graph)))
-        plans.why_not = plans.why_not or dict.fromkeys(self.targets, _FREE)
         return free_sizes(facts, profiles)
 
     def _natives(self, plans: _Plans, label: str, graph: Graph) -> dict[str, str]:
@@ -395,9 +394,6 @@ def _written(graph: Graph) -> list[Any]:
         if isinstance(value, Value) and value.node is not None and value.node.op in STATE_OPS:
             found.append(StateName(value.node.op, str(value.node.args[0])))
     return found
-
-
-_FREE = "its sizes are free, and there is native code for some of them only"
 
 
 def _is_native(method: Method, target: str) -> bool:

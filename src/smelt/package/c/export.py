@@ -121,6 +121,8 @@ class _Program:
         self.file = self.weights.written_file()
 
     def _text(self, name: str, method: Method) -> NativeText:
+        if method.free is not None:
+            raise _cannot(f"the sizes of {name} are free", "save the program for fixed sizes, one entry point for each")
         entry = method.native.get(self.target)
         if entry is None:
             why = method.why_not_native.get(self.target, f"the file was saved without {self.target}")
