@@ -237,7 +237,8 @@ class _Writer:
         profiles = []
         for number, sizes in enumerate(profile_sizes(facts, self.sizes)):
             graph = specialize(unit.graph, dict(zip(facts.symbols, sizes, strict=True)))
-            profiles.append(Profile(sizes, self._natives(plans, f"{plans.name}.{number}", graph)))
+            native = self._natives(plans, f"{plans.name}.{number}", graph)
+            profiles += [Profile(sizes, native)] if native else []
         return free_sizes(facts, profiles)
 
     def _natives(self, plans: _Plans, label: str, graph: Graph) -> dict[str, str]:

@@ -49,6 +49,8 @@ class EntryPoint:
         self._is_native = program._allow_native
         if not self._is_native:
             self.why_not = "allow_native is False"
+        elif not self.sizes:
+            self.why_not = "the file has native code for none of its sizes"
 
     @property
     def graph(self) -> Any:
@@ -157,7 +159,7 @@ class EntryPoint:
     def sizes(self) -> tuple[Sizes, ...]:
         """The free sizes for which the file has native code; one tuple of none where no size is free."""
         free = self.method.free
-        return ((),) if free is None else tuple(each.sizes for each in free.profiles)
+        return ((),) if free is None else tuple(each.sizes for each in free.profiles if each.native)
 
     @property
     def is_native(self) -> bool:
