@@ -19,7 +19,7 @@ from smelt.runtime import table
 from smelt.runtime.elf import parse_object
 from smelt.runtime.encode import encode
 from smelt.runtime.ingot.natives import targets
-from tests.ingots_c.client import Failed
+from tests.ingots_c.client import Failed, Library
 from tests.ingots_c.conftest import Built
 from tests.ingots_c.mutants import mutants
 
@@ -111,6 +111,25 @@ def _kernels(built: Built) -> list[Any]:
             parse_object(code.object)
             found[code.symbol] = code
     return list(found.values())
+
+
+def test_free_sizes_are_an_entry_point_for_each(tmp_path: Path) -> None:
+    x, y = torch.randn(4, 16), torch.randn(16, 3)
+    with torch.no_grad():
+        program = smelt.trace(lambda x: torch.tanh(x @ y), (x,), dynamic_shapes=[{0: "rows"}])
+        program.save(tmp_path / "m.ingot", sizes=[{"rows": 5}, {"rows": 8}], targets=targets()[:1])
+        exported = export(tmp_path / "m.ingot", tmp_path / "build")
+        assert [str(each) for each in exported.signatures] == [
+            f"forward_{n}(x0: f32[{n}, 16]) -> out: f32[{n}, 3]" for n in (5, 8)
+        ]
+        assert exported.name == "program_m"  # else -lm would be this one
+        context = Library(exported).open(exported.weights).context()
+        for n in (5, 8):
+            given = torch.randn(n, 16)
+            assert torch.equal(context.call(f"forward_{n}", given)[0], smelt.load(tmp_path / "m.ingot")(given))
+        program.save(tmp_path / "none.ingot", sizes=[], targets=targets()[:1])
+    with pytest.raises(smelt.PackageError, match="has native code for none"):
+        export(tmp_path / "none.ingot", tmp_path / "build", target=targets()[0])
 
 
 class TestRefused:

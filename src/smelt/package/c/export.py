@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
+from smelt.codegen.lower.symbolic import specialize
 from smelt.diag import PackageError
 from smelt.ir import parse
 from smelt.package.c.header import cmake_text, header_text
@@ -28,6 +29,9 @@ from smelt.runtime.ingot.contents import Contents, open_file
 from smelt.runtime.ingot.manifest import Manifest, Method, Placed
 from smelt.runtime.ingot.natives import NativeText, targets
 from smelt.runtime.plan import KernelCode
+
+# Libraries of the system: a lib<name> beside the program would be linked instead of these.
+_TAKEN = frozenset(("c", "m", "dl", "rt", "gcc", "util", "pthread", "stdc", "resolv", "smelt"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ def export(
     contents = open_file(ingot, verify=True)
     target = target or _target_here(contents.manifest)
     name = identifier(name or ingot.stem).lower()
-    if not re.fullmatch("[a-z][a-z0-9_]*", name):
+    if name in _TAKEN or not re.fullmatch("[a-z][a-z0-9_]*", name):
         name = f"program_{name.strip('_')}"
     program = _Program(contents, target, name)
     program.read()
@@ -90,6 +94,35 @@ def _cannot(why: str, fix: str) -> PackageError:
     return PackageError("the ingot cannot be exported to C", why=why, fix=fix, code="S0704")
 
 
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """An entry point of C: of a method, or of one whose sizes are free for some values of these.
+
+    native: by target, the entry that holds its plan.
+    """
+
+    name: str
+    method: Method
+    native: Mapping[str, str]
+    sizes: Mapping[str, int]
+
+
+def _points(name: str, method: Method) -> Iterator[_Point]:
+    """forward  ==>  forward_1_128, forward_8_128        where sizes are free, and there is code for these
+
+    Raises: PackageError (S0704) where there is code for none.
+    """
+    if method.free is None:
+        yield _Point(name, method, method.native, {})
+        return
+    names = [symbol.name for symbol in method.free.symbols]
+    if not method.free.profiles:
+        raise _cannot(f"the sizes of {name} are free, and it has native code for none", "name some: p.save(sizes=...)")
+    for profile in method.free.profiles:
+        label = "_".join(map(str, (name, *profile.sizes)))
+        yield _Point(label, method, profile.native, dict(zip(names, profile.sizes, strict=True)))
+
+
 @dataclass
 class _Program:
     """What is exported, as it is read out of the ingot."""
@@ -108,25 +141,26 @@ class _Program:
             raise _cannot(
                 f"its native code is of another version of Smelt, {manifest.smelt}", "save the program again with this"
             )
-        texts = {name: self._text(name, method) for name, method in manifest.methods.items()}
+        points = [point for name, method in manifest.methods.items() for point in _points(name, method)]
+        texts = {point.name: self._text(point) for point in points}
         self._check_operators(texts)
         written = {number for method in manifest.methods.values() for number in method.written}
         self._stored = frozenset(manifest.state[number].placed.stored for number in written)
-        for name, method in manifest.methods.items():
-            self._check_written(name, method, texts[name])
+        for point in points:
+            self._check_written(point.name, point.method, texts[point.name])
         self.weights = Weights(self.contents, target in targets(), self._stored)
-        for name, method in manifest.methods.items():
-            self._add(name, method, texts[name])
+        for point in points:
+            self._add(point, texts[point.name])
         self.state = [self._named(number) for number in sorted(written)]
         self.file = self.weights.written_file()
 
-    def _text(self, name: str, method: Method) -> NativeText:
-        if method.free is not None:
-            raise _cannot(f"the sizes of {name} are free", "save the program for fixed sizes, one entry point for each")
-        entry = method.native.get(self.target)
+    def _text(self, point: _Point) -> NativeText:
+        entry, method = point.native.get(self.target), point.method
         if entry is None:
             why = method.why_not_native.get(self.target, f"the file was saved without {self.target}")
-            raise _cannot(f"{name} has no native code for {self.target}: {why}", "save the program for this target")
+            raise _cannot(
+                f"{point.name} has no native code for {self.target}: {why}", "save the program for this target"
+            )
         kernels = self.contents.entry(self.contents.manifest.kernels[self.target])
         return NativeText.read(self.contents.json(entry), kernels, method, len(self.contents.manifest.state))
 
@@ -149,16 +183,19 @@ class _Program:
                     "run the ingot by smelt.load, which packs it again",
                 )
 
-    def _add(self, name: str, method: Method, text: NativeText) -> None:
+    def _add(self, point: _Point, text: NativeText) -> None:
+        method = point.method
         writer = TableWriter(
-            name, [each.dtype for each in method.inputs], text, self.weights,
+            point.name, [each.dtype for each in method.inputs], text, self.weights,
             lambda kind, path: method.state[kind, path], self._tensor, self._placed,
         )  # fmt: skip
         table = writer.table()
         constants = {path: self._tensor(number) for (kind, path), number in method.state.items() if kind == "const"}
         graph = parse(self.contents.text(method.graph), constants)
+        if point.sizes:
+            graph = specialize(graph, point.sizes)
         given = [i for i, source in enumerate(table.outputs) if source is not None]
-        self.tables.append((signature_of(name, method, graph, given), table))
+        self.tables.append((signature_of(point.name, method, graph, given, point.sizes), table))
 
     def _tensor(self, number: int) -> torch.Tensor:
         return self.contents.tensor(self._placed(number))

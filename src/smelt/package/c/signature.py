@@ -6,7 +6,7 @@ args[0], kwargs['mask']  ==>  x0, mask          out, out.hidden[1]  ==>  out, hi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,12 +54,17 @@ class Signature:
         return f"{self.name}({', '.join(map(str, self.inputs))}) -> {', '.join(map(str, self.outputs.values()))}"
 
 
-def signature_of(name: str, method: Method, graph: Graph, given: Sequence[int]) -> Signature:
-    """The signature; given: the numbers of the outputs that C has values for. Raises: PackageError (S0704)."""
+def signature_of(
+    name: str, method: Method, graph: Graph, given: Sequence[int], sizes: Mapping[str, int]
+) -> Signature:  # fmt: skip
+    """The signature; given: the numbers of the outputs that C has values for; sizes: the values of free ones.
+
+    Raises: PackageError (S0704).
+    """
     written = _written_inputs(graph)
     names = unique([_input_name(place, i) for i, place in enumerate(method.places)])
     inputs = tuple(
-        _input(name, label, type_, i in written)
+        _input(name, label, type_, i in written, sizes)
         for i, (label, type_) in enumerate(zip(names, method.inputs, strict=True))
     )
     paths = dict(_paths(method.result, "out"))
@@ -68,9 +73,9 @@ def signature_of(name: str, method: Method, graph: Graph, given: Sequence[int]) 
     return Signature(name, inputs, outputs)
 
 
-def _input(entry: str, name: str, type_: InputType, is_written: bool) -> Kind:
+def _input(entry: str, name: str, type_: InputType, is_written: bool, sizes: Mapping[str, int]) -> Kind:
     _check_dtype(entry, name, type_.dtype)
-    return Kind(name, type_.dtype, *type_.at({}), is_written)
+    return Kind(name, type_.dtype, *type_.at(sizes), is_written)
 
 
 def _output(entry: str, name: str, value: object) -> Kind:

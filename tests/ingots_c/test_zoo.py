@@ -1,0 +1,71 @@
+"""Architectures of `transformers` from C: those whose operators all have own kernels give Python's bits, the others are
+refused by the names of what they lack.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+from smelt.package.c.export import export
+from smelt.runtime.ingot import structure
+from smelt.runtime.ingot.natives import targets
+from tests.ingots_c.client import Library
+from tests.ingots_c.test_calls import alike
+
+pytestmark = pytest.mark.nightly
+
+_LEAST = 0.55
+
+
+def outcome(name: str, folder: Path) -> str:
+    """ "exported", or the operators that need torch; "" for an architecture that eager does not run, or that no ingot
+    holds.
+    """
+    from tests.zoo.build import build
+
+    try:
+        sample = build(name)
+        with torch.no_grad():
+            sample.model(**sample.inputs)
+            smelt.trace(sample.model, (), dict(sample.inputs)).save(folder / "m.ingot", targets=targets()[:1])
+    except Exception:
+        return ""
+    try:
+        exported = export(folder / "m.ingot", folder / "build")
+    except smelt.PackageError as refused:
+        found = re.search("need torch: forward: (.*)", str(refused))
+        return found[1] if found else str(refused)
+    assert _is_pythons(smelt.load(folder / "m.ingot").entry("forward"), exported, dict(sample.inputs)), name
+    return "exported"
+
+
+def _is_pythons(entry: Any, exported: Any, given: dict[str, Any]) -> bool:
+    method = entry.method
+    inputs = structure.flatten(method.args, method.kwargs, (), given, len(method.places))
+    context = Library(exported).open(exported.weights).context(2)
+    found = context.call("forward", *inputs)
+    with torch.no_grad():
+        wanted = [each for each in entry._outputs(inputs, {}) if isinstance(each, (torch.Tensor, int, float))]
+    return alike(found, wanted)
+
+
+@pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")  # of paths that a trace holds for
+def test_architectures(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from tests.zoo.build import SPREAD
+
+    found = {}
+    for name in SPREAD:
+        folder = tmp_path / name
+        folder.mkdir()
+        found[name] = outcome(name, folder)
+    tried = {name: what for name, what in found.items() if what}
+    share = sum(what == "exported" for what in tried.values()) / len(tried)
+    assert share >= _LEAST, tried
+    assert all(what == "exported" or "aten." in what or "Python" in what for what in tried.values()), tried
