@@ -12,7 +12,7 @@ from tests.kernels.edge import before_the_edge, status_of_child
 ISAS = isas()
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(9)
 @pytest.mark.parametrize("isa", ISAS, ids=[isa.name for isa in ISAS])
 @pytest.mark.parametrize(
     "sizes", [(1, 2, 9, 37, 16), (1, 1, 3, 37, 32), (2, 1, 1, 19, 64), (1, 1, 17, 5, 21), (1, 1, 1, 300, 7)], ids=str

@@ -108,6 +108,7 @@ def check(case: Trained, grad: Tensor, cuts: tuple[int, ...] = ()) -> list[Tenso
     return found
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 def test_gradients_are_within_the_librarys_error(isa: Isa) -> None:
     for sizes in ((2, 4, 6, 7, 8), (1, 1, 1, 1, 1), (1, 2, 100, 130, 16), (1, 2, 70, 40, 33), (2, 2, 33, 300, 64)):

@@ -45,7 +45,7 @@ FEW = [
 ]  # fmt: skip
 
 
-@pytest.mark.spread(10)
+@pytest.mark.spread(18)
 @every_isa
 @pytest.mark.parametrize("shape", SHAPES + FEW, ids=str)
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -49,6 +49,7 @@ def operands(q: tuple[int, ...] = (2, 4, 6, 8), kv: tuple[int, ...] = (2, 4, 6, 
     return [normal(*q), normal(*kv, seed=1), normal(*kv, seed=2)]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("rest", ["", ", None, 0.0, True", ", scale=0.3"])
 def test_the_operator_is_one_launch(rest: str) -> None:
     plan = check(graph(rest), operands(), exact=False)
@@ -57,7 +58,7 @@ def test_the_operator_is_one_launch(rest: str) -> None:
     assert kernel.flops == 4 * 2 * 4 * 6 * 6 * 8 and kernel.nbytes == 4 * 4 * 2 * 4 * 6 * 8
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("sizes", [(6, 6), (2, 1, 6, 6), (1, 1, 1, 6), (4, 1, 6)])
 @pytest.mark.parametrize("kind", ["bool", "f32"])
 def test_masks(sizes: tuple[int, ...], kind: str) -> None:

@@ -94,6 +94,7 @@ PROGRAMS: tuple[Callable[..., Any], ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_gradients(program: Callable[..., Any]) -> None:
     for seed in range(3):

@@ -60,6 +60,7 @@ def _same_draws(program: Callable[[Tensor], Tensor], x: Tensor) -> None:
     torch.testing.assert_close(own, expected)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_dropout_draws_as_eager(layout: str) -> None:
     x = LAYOUTS[layout]

@@ -156,7 +156,7 @@ def _calls(name: str) -> Iterator[_Call]:
                 yield _Call(name, sample, layout, expanded=expanded)
 
 
-@pytest.mark.spread(12)
+@pytest.mark.spread(28)
 @pytest.mark.parametrize("name", [name for name in OWN if name not in _ELSEWHERE])
 def test_gradients_are_those_of_differences(name: str) -> None:
     compared = dict.fromkeys((gradcheck, gradgradcheck)[: 1 if name in _ONCE else 2], 0)

@@ -75,6 +75,7 @@ def _bounds() -> Iterator[tuple[str, Sample]]:
 CALLS = [*_pointwise(), *_bounds()]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", sorted({name for name, _ in CALLS}))
 def test_values(name: str) -> None:
     for one, call in CALLS:

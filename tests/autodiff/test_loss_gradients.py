@@ -58,6 +58,7 @@ def _elements() -> Iterator[tuple[str, Sample]]:
 CALLS = [*_classes(), *_elements()]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", sorted({name for name, _ in CALLS}))
 def test_values(name: str) -> None:
     for one, call in CALLS:

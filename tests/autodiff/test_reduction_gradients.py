@@ -82,6 +82,7 @@ def _rows() -> Iterator[tuple[str, Sample]]:
 CALLS = [*_sums(), *_chosen(), *_moments(), *_rows()]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", sorted({name for name, _ in CALLS}))
 def test_values(name: str) -> None:
     for one, call in CALLS:

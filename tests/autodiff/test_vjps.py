@@ -25,6 +25,7 @@ def _has_nan(sample: Sample) -> bool:
     return any(isinstance(arg, torch.Tensor) and bool(arg.isnan().any()) for arg in sample.args)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", OWN)
 def test_own_gradient(name: str) -> None:
     record = record_of(name)
@@ -61,7 +62,7 @@ def _is_accepted(name: str, sample: Sample) -> bool:
     return True
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("name", [name for name in OWN if name not in WITHOUT_EDGES])
 def test_edges(name: str) -> None:
     record = record_of(name)

@@ -44,6 +44,7 @@ def cell(configuration: str, folder: Path, program: Program = PROGRAM, threads: 
     return measure(program, BY_NAME[configuration], folder, threads, 0.01)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", ["eager", "smelt", "jit-trace"])
 def test_a_cell_of_nested_arguments_has_times_errors_and_other_sizes(name: str, tmp_path: Path) -> None:
     found = cell(name, tmp_path, threads=(1, 2) if name == "eager" else (1,))

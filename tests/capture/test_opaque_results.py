@@ -106,7 +106,7 @@ SOURCES: dict[str, Callable[[torch.Tensor, int], Any]] = {
 CALLS = ((1.0, 3, 2), (1.0, 3, 2), (2.0, 4, 3), (2.0, 5, 4), (1.0, 6, 5), (3.0, 3, 2), (1.0, 3, 7))
 
 
-@pytest.mark.spread(10)
+@pytest.mark.spread(20)
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_what_is_held_is_of_this_call(holder: str, source: str) -> None:

@@ -219,6 +219,7 @@ def _held_programs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[Tenso
     }
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("is_filled", [False, True])
 @pytest.mark.parametrize("name", [
     "in a cell", "two results", "a table", "a property", "a default", "in a list", "under an object", "an attribute",

@@ -77,6 +77,7 @@ def smelt_command(
     return command
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("command", ["run", "show", "explain"])
 @pytest.mark.parametrize("through", ["file", "module", "imported"])
 def test_a_file_with_a_syntax_error(smelt_command: Command, programs: Path, command: str, through: str) -> None:

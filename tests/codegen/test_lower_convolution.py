@@ -28,6 +28,7 @@ CASES = {
 }
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("options", [RULE, FAST, LIBRARY], ids=["default", "fast", "eager-library"])
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("case", CASES)

@@ -57,6 +57,7 @@ graph f(%x: f32[3, 5, 24]{1, 72, 3}) -> f32[3, 5, 40] {
     check(text, [x], WEIGHTS, exact=False)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", CANDIDATES)
 @pytest.mark.parametrize(
     "op",

@@ -51,7 +51,7 @@ def run(op: str, tensors: list[torch.Tensor], *args: object, **kwargs: object) -
     return check(builder.graph, tensors)
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(14)
 @pytest.mark.parametrize("operand", OPERANDS)
 @pytest.mark.parametrize("op", [*ARITHMETIC, *COMPARISONS])
 def test_numbers(op: str, operand: str) -> None:

@@ -19,7 +19,7 @@ CELLS: dict[str, Callable[[], nn.RNNCellBase]] = {
 }
 
 
-@pytest.mark.spread(8)
+@pytest.mark.spread(16)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", CELLS)
 def test_steps(name: str, dtype: torch.dtype) -> None:

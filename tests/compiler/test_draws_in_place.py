@@ -44,6 +44,7 @@ def turned(x: torch.Tensor) -> torch.Tensor:
     return (x * 2).t().normal_() + x.t()
 
 
+@pytest.mark.spread(2)
 @pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
 @pytest.mark.parametrize("name", [*NATIVE, "turned"])
 def test_draws_in_place_are_those_of_eager(name: str) -> None:

@@ -242,6 +242,7 @@ class Foreign:
         return os.mkdir, ("called",)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("fault", ["bit", "cut", "no pickle", "another object", "a call"])
 def test_what_is_no_plan_is_made_again(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "cache"
@@ -374,6 +375,7 @@ def test_what_follows_from_contents_is_not_kept(tmp_path: Path) -> None:
     assert unit.why_not_kept and not plans(tmp_path)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("fault", ["full", "in the way"])
 def test_a_folder_that_refuses_costs_time_only(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "cache"

@@ -114,6 +114,7 @@ def test_spelled_out(name: str) -> None:
     assert "aten._native_multi" not in optimized and "aten._transformer" not in optimized
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", WHOLE)
 def test_eager_library_keeps_the_operator(name: str) -> None:
     module, x = _made(name), torch.randn(3, _LENGTH, _DIM)

@@ -25,7 +25,7 @@ CHANGES: dict[str, Callable[[nn.Linear], object]] = {
 }
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(12)
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_weight_is_seen(change: str, background: bool) -> None:

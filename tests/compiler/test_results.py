@@ -92,6 +92,7 @@ def agree(found: Any, wanted: Any) -> None:
         assert [left[i] is left[j] for j in mutable] == [right[i] is right[j] for j in mutable]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("is_native", [True, False])
 @pytest.mark.parametrize("name", RESULTS)
 def test_structures(name: str, is_native: bool) -> None:

@@ -62,7 +62,7 @@ SPOILT = {
 }
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("how", SPOILT)
 def test_what_is_not_the_entry_asked_for_is_built_again(filled, tmp_path, how):
     for name, data in SPOILT[how](filled).items():

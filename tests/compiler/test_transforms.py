@@ -82,6 +82,7 @@ def jacobians(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     return torch.func.jacrev(inner)(x[0]), torch.vmap(torch.func.jacrev(inner))(x), *torch.vmap(rows)(torch.eye(5))
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("program", [products, functions, masks, jacobians])
 def test_one_graph_of_plain_operators(program: Callable[..., Any]) -> None:
     compiled, w = smelt.compile(program), torch.linspace(-1, 1, 20).reshape(4, 5)

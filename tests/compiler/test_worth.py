@@ -154,6 +154,7 @@ def grows(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("program", [draws, grows])
 def test_draws_and_free_sizes_are_weighed(monkeypatch: pytest.MonkeyPatch, program: Any) -> None:
     monkeypatch.setattr(module, "SETTLING", 2)

@@ -43,6 +43,7 @@ def test_every_remainder(isa: Isa, dtype: torch.dtype, right: Right) -> None:
             assert bool((wide[:, n:] == 7).all()), "columns beyond the result were written"
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("right", RIGHTS)
@@ -73,6 +74,7 @@ def test_error_is_within_that_of_eager(isa: Isa, right: Right, m: int, n: int, k
     assert rms(out, exact) <= 1.5 * rms(x @ w.t(), exact)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("right", RIGHTS)
 @pytest.mark.parametrize("m", [1, 2, 5, 31, 130, 260])
@@ -86,6 +88,7 @@ def test_any_split_gives_the_same_bits(isa: Isa, right: Right, m: int) -> None:
         assert torch.equal(one, many)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("right", RIGHTS)
 @pytest.mark.parametrize("m", [1, 3, 9])
@@ -111,6 +114,7 @@ def test_special_numbers_stay_in_their_rows_and_columns(isa: Isa, right: Right, 
     assert torch.equal(out.isnan(), expected.isnan())
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("right", ["packed", "rows"])
 def test_left_matrix_of_any_strides(isa: Isa, right: Right) -> None:

@@ -73,6 +73,7 @@ def test_feed_forward(isa: None, rows: int) -> None:
     assert plan.report.memory.packed_nbytes >= packed and (packed or plan.report.memory.packed_nbytes == 0)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("rows", [1, 2, 4, 8])
 @pytest.mark.parametrize("size", [5, 64, 160])
 def test_a_weight_that_is_read_again_and_again_is_packed(isa: None, rows: int, size: int) -> None:
@@ -158,6 +159,7 @@ graph f(%a: f32{left}, %b: f32{right}, %r: f32{result}) -> f32{result} {{
     assert check_near(text, inputs).report.counts == {"kernel": 1, "fused": 1}
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("left", "right", "result", "op", "packed"),
     [

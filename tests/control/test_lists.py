@@ -54,6 +54,7 @@ def text(end: str, n: int, first: int, added: str) -> str:
     return LOOP.format(n=n, types=types.format(**sizes), rest=rest.format(**sizes), first=given, added=added)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize(("n", "first", "added"), [(5, 0, "%2"), (4, 2, "%a"), (3, 0, "%z"), (1, 0, "%2")])
 def test_lists_of_known_length(end: str, n: int, first: int, added: str) -> None:

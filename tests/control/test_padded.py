@@ -293,7 +293,7 @@ def test_the_evaluator_says_the_same_of_both_graphs(program: Callable[..., Any])
             same(mine, other)
 
 
-@pytest.mark.spread(10)
+@pytest.mark.spread(15)
 @pytest.mark.parametrize("program", NATIVE)
 def test_nothing_goes_through_python(program: Callable[..., Any]) -> None:
     compiled = smelt.compile(program)

@@ -168,7 +168,7 @@ def python_calls(compiled: Any) -> int:
     return sum(isinstance(i, PyCall) for row in compiled.stats().rows for i in row.entry.lowered.plan.instructions)
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("program", WHILES, ids=lambda f: f.__name__)
 def test_as_in_eager_and_natively(program: Callable[..., Tensor]) -> None:
     compiled = smelt.compile(program)
@@ -180,7 +180,7 @@ def test_as_in_eager_and_natively(program: Callable[..., Tensor]) -> None:
     assert python_calls(compiled) == 0
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(12)
 @pytest.mark.parametrize("program", [so_many, or_a_view, *WHILES, repeated, nothing_left], ids=lambda f: f.__name__)
 def test_any_number_of_rows(program: Callable[..., Tensor]) -> None:
     compiled = smelt.compile(program)

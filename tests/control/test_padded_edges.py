@@ -50,6 +50,7 @@ def test_one_count_for_several_numbers() -> None:
     assert compiled.stats().builds == 1 and not compiled.stats().fallbacks
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     "places",
     (

@@ -87,7 +87,7 @@ def heard(program: Callable[[Tensor], Any], x: Tensor) -> Any:
     return result, out.getvalue(), [str(one.message) for one in told if one.category is UserWarning]
 
 
-@pytest.mark.spread(10)
+@pytest.mark.spread(15)
 @pytest.mark.parametrize("program", [two_raises, each_turn, asserts, an_index, a_draw, turns_without_end])
 @pytest.mark.parametrize("way", ["compile", "dynamic", "trace", "script"])
 def test_nothing_is_heard_of_what_stands_behind(program: Callable[[Tensor], Any], way: str) -> None:

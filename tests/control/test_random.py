@@ -13,7 +13,7 @@ from tests.control.harness import LIBRARY, OWN, compare
 COUNT = int(os.environ.get("SMELT_RANDOM_REGIONS", "100"))
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("seed", range(0, COUNT, 10))
 def test_random_graphs(seed: int) -> None:
     for number in range(seed, min(seed + 10, COUNT)):

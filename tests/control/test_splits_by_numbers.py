@@ -37,6 +37,7 @@ def python_nodes(compiled: object) -> object:
     return [row["where"] for row in smelt.explain(compiled).to_dict()["fallbacks"]]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_a_router_is_native(dynamic: bool | None) -> None:
     torch.manual_seed(0)
@@ -98,6 +99,7 @@ def test_parts_of_any_size(f: Callable[[Tensor, Tensor], object], total: int, dt
     assert not compiled.stats().fallbacks
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("wrong", [[2, 3], [4, 3], [-1, 7], [7, -1]])
 def test_what_torch_refuses_is_refused(wrong: list[int]) -> None:
     x, compiled = torch.randn(6, 5), smelt.compile(halves)

@@ -163,6 +163,7 @@ def test_gradients_of_a_convolution(name: str) -> None:
             assert rms_ratio(found, ours, exact) <= 1.5
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", ["3x3", "3x3 with fewer products", "3x3 of strides 2", "depthwise", "few channels"])
 def test_numbers_that_are_not_finite_spread_as_in_eager(name: str) -> None:
     form = FORMS[name]

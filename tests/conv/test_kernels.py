@@ -98,6 +98,7 @@ def test_shapes(kind: str, name: str) -> None:
         assert check(make(SHAPES[kind], 1, planes=True), name) == "first"
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("seed", "name"),
     [

@@ -79,6 +79,7 @@ OPERANDS = {
 }
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("op", ["add", "sub", "mul", "div"])
 @pytest.mark.parametrize("kind", OPERANDS)
 def test_operands(kind: str, op: str) -> None:

@@ -37,6 +37,7 @@ def functions(module: types.ModuleType) -> list[types.FunctionType]:
     return list(found.values())
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", MODULES)
 def test_every_function_converts(name: str) -> None:
     found = functions(importlib.import_module(name))

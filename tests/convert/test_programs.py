@@ -19,7 +19,7 @@ _PLAIN_ONLY = ("consumer fails in the middle", "comprehension over what cannot")
 _ASKED_AGAIN = ("bool in a nested chain",) if sys.version_info >= (3, 13) else ()
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(14)
 @pytest.mark.parametrize("name", programs())
 def test_converted_means_the_same(name: str) -> None:
     source, inputs = programs()[name]

@@ -33,7 +33,7 @@ def _run(forks: Forks, script: Path, folder: Path, *options: str) -> str:
     )
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
 def test_example_runs(forks: Forks, script: Path, tmp_path: Path) -> None:
     assert _run(forks, script, tmp_path)

@@ -108,7 +108,7 @@ def _fails_like(difference: str) -> Callable[[Program], bool]:
     return lambda smaller: (judge(smaller) or "").partition(" at [")[0] == difference.partition(" at [")[0]
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_random_graphs(batch: int) -> None:
     each = COUNT // BATCHES

@@ -142,6 +142,7 @@ _PAIRS = [
 ]  # fmt: skip
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(("was", "other"), _PAIRS)
 def test_what_goes_out_holds_for_the_numbers_of_the_capture(was: object, other: object) -> None:
     x = torch.ones(3)

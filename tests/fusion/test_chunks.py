@@ -13,6 +13,7 @@ from smelt.ops.evaluate import evaluate
 from tests.fusion.harness import nest_of
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("sizes", ["1048576", "1000003", "3, 70001", "700, 300"])
 @pytest.mark.parametrize("op", ["sum.default", "amax.default", "any.default", "prod.default", "mean.default"])
 def test_two_stages_equal_one(op: str, sizes: str) -> None:

@@ -172,7 +172,7 @@ PARTS: dict[str, Callable[[], list[torch.Tensor]]] = {
 }
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(11)
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("join", [torch.cat, torch.stack], ids=["cat", "stack"])
 @pytest.mark.parametrize("name", PARTS)
@@ -235,6 +235,7 @@ def halves_turned(x: list[torch.Tensor]) -> torch.Tensor:
     return x[0] * x[1] + torch.cat((-b, a), -1) * x[2]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     "f", [dense_block, used_twice, of_sums, reduced, reduced_across, of_joins, turned, halves_turned]
 )

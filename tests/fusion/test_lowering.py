@@ -20,7 +20,7 @@ OWN = Options(deterministic=True)
 pytestmark = pytest.mark.skipif(host_isa() is None, reason="there are no own kernels for this machine")
 
 
-@pytest.mark.spread(9)
+@pytest.mark.spread(22)
 @pytest.mark.parametrize("record", [r for r in CATALOGUE if not r.uninitialised], ids=lambda r: r.name)
 def test_samples_equal_eager(record: OpRecord) -> None:
     for sample in record.samples():

@@ -51,7 +51,7 @@ def check(first: str, second: str, shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(compiled(x), program(x))
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(15)
 @pytest.mark.parametrize(
     ("first", "second", "shape"),
     [

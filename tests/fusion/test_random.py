@@ -41,7 +41,7 @@ def program(number: int) -> Program:
     return drawn
 
 
-@pytest.mark.spread(10)
+@pytest.mark.spread(20)
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_random_programs(batch: int) -> None:
     each = COUNT // BATCHES

@@ -88,7 +88,7 @@ HIDDEN: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(12)
 @pytest.mark.parametrize("name", HIDDEN)
 def test_hidden_state_is_never_replayed(name: str) -> None:
     builder = Builder()

@@ -144,6 +144,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_change_is_seen(name: str) -> None:
     program, x = PROGRAMS[name], torch.ones(2)

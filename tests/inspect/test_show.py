@@ -44,6 +44,7 @@ def bare(graph: smelt.Graph) -> smelt.Graph:
     return copy
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("width", [None, 60, 80, 100, 160])
 @pytest.mark.parametrize("where", [True, False])
 def test_it_parses_back_to_the_graph_without_places(width: int | None, where: bool) -> None:

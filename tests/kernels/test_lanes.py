@@ -110,7 +110,7 @@ def _operands(op: str, dtype: DType) -> tuple[torch.Tensor, ...]:
     return a, b
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(10)
 @ISAS
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_against_torch(dtype: DType, isa: Isa) -> None:

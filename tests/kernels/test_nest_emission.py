@@ -98,6 +98,7 @@ def check(
 # --- pointwise
 
 
+@pytest.mark.spread(2)
 @ISAS
 @pytest.mark.parametrize("n", [*range(1, 70, 3), 127, 128, 1000, 4097, 100_003])
 def test_every_length(n: int, isa: Isa) -> None:
@@ -292,7 +293,7 @@ def test_rows_of_every_length(kind: str, isa: Isa) -> None:
         check(reduce_rows(kind, rows, n), isa, [_drawn([rows, n])], out, tolerance=1e-4 if n > 1000 else 1e-5)
 
 
-@pytest.mark.spread(10)
+@pytest.mark.spread(24)
 @ISAS
 @pytest.mark.parametrize("kind", ["sum", "prod", "max", "min", "argmax", "argmin", "argmax_element", "argmin_element"])
 @pytest.mark.parametrize("dtype", [DType.F32, DType.F64, DType.I64, DType.I32, DType.U8], ids=str)

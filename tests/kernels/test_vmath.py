@@ -85,6 +85,7 @@ def _isas() -> list[Isa]:
     return machine_isas()
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("isa", _isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("op", MAX_ULP)
 def test_float_error_in_ulp(op: str, isa: Isa) -> None:
@@ -143,6 +144,7 @@ def test_special_values(op: str, lanes: int, isa: Isa) -> None:
             assert math.copysign(1, ours) == math.copysign(1, exact), value
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("op", [*MAX_ULP, *ABSOLUTE])
 def test_lanes_do_not_change_bits(op: str) -> None:
     isa = machine_isas()[0]

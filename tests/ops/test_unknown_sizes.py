@@ -67,7 +67,7 @@ def samples(record: OpRecord, most: int) -> Iterator[Any]:
             yield sample
 
 
-@pytest.mark.spread(18)
+@pytest.mark.spread(43)
 @pytest.mark.parametrize("record", CATALOGUE, ids=lambda r: r.name)
 def test_what_is_said_holds_for_the_sizes_that_there_are(record: OpRecord) -> None:
     _check(record, 2)
@@ -119,6 +119,7 @@ def ask(op: str, *args: Any) -> str:
     return " ".join(map(str, told(op, *args)))
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("op", "args", "expected"),
     [

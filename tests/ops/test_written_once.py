@@ -45,6 +45,7 @@ def test_few_tables_outside_the_catalogue_name_operators() -> None:
     assert len(tables) <= 25, "a fact of operators belongs in their records:\n" + "\n".join(tables)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(("name", "most"), [("silu", 6), ("cumsum", 6), ("index_select", 3)])
 def test_an_operator_stands_in_few_files(name: str, most: int) -> None:
     word = re.compile(rf"\b{name}\b")

@@ -78,6 +78,7 @@ def test_a_program_with_autocast_inside_is_native() -> None:
     assert_alike(compiled(x), model(x))
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("seed", range(3))
 def test_branches_and_loops(seed: int) -> None:
     f = by_data(Net())

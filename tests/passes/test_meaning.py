@@ -66,6 +66,7 @@ def check(program: object, passes: tuple[Pass, ...]) -> None:
         assert parse(str(current), current.constants) == current
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("one", ALONE, ids=lambda p: p.name)
 def test_each_pass_keeps_the_meaning(one: Pass) -> None:
     @SETTINGS

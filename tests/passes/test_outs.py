@@ -89,6 +89,7 @@ OF_DTYPES = {
 }
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", OF_DTYPES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")  # `var` and its kin cannot be told the dtype: eager answers

@@ -243,6 +243,7 @@ def test_a_row_that_is_all_masked(keys: int, least: float, dtype: torch.dtype) -
         assert ops(check(f, (q, k, v, mask), attention))[SDPA] == 1
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["query", "all keys", "one key", "value", "mask", "mask row"])
 @pytest.mark.parametrize("keys", [1, 3, 40])
@@ -417,6 +418,7 @@ PRODUCTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", [(3, 4), (2, 3, 4), (1, 4), (2, 0, 4)], ids=str)
 @pytest.mark.parametrize("name", PRODUCTS)

@@ -175,7 +175,7 @@ def paired(each: bool) -> list[Any]:
     return found
 
 
-@pytest.mark.spread(10)
+@pytest.mark.spread(18)
 @pytest.mark.parametrize(("case", "kind"), paired(each=False))
 def test_patterns_inside_regions(case: Any, kind: str) -> None:
     _check_alone_and_together(case, kind)

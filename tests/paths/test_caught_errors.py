@@ -94,6 +94,7 @@ def test_compiled(program, numbers) -> None:
         assert _same(compiled(X, i), program(X, i)), number
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("numbers", NUMBERS, ids=["first fits", "first raises"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_traced_is_right_or_refuses(program, numbers) -> None:

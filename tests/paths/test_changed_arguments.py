@@ -70,7 +70,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-@pytest.mark.spread(10)
+@pytest.mark.spread(20)
 @pytest.mark.parametrize("dynamic", [None, True, False])
 @pytest.mark.parametrize("program", [stacked, counted_before, nothing_or, popped, put_in_place, keyed])
 def test_lengths_that_a_call_leaves_behind(program: Program, dynamic: bool | None) -> None:

@@ -28,7 +28,7 @@ def make(name: str) -> tuple[Any, Any, list[Any]]:
     return compiled, eager, list(inputs)
 
 
-@pytest.mark.spread(10)
+@pytest.mark.spread(18)
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), pytest.param((1, 2, 0), marks=pytest.mark.nightly)], ids=str)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.usefixtures("paths_only")

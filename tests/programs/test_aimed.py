@@ -27,7 +27,7 @@ def _check(family: str, seeds: range, size: int, folder: Path, is_strict: bool =
         assert not (is_strict and verdict.internal), f"{verdict.internal}\n{path.read_text()}"
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 8), marks=pytest.mark.nightly)], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_aimed_programs(family: str, seeds: range, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.programs.broad_tables import ACTS, CAUGHT, FUNCTIONS, LOOPS, OUTS
 from tests.programs.judge import OPTIONS, ORDERS, OWN, judge
 
 
-@pytest.mark.spread(8)
+@pytest.mark.spread(16)
 @pytest.mark.parametrize("seed", range(220000, 220012))
 def test_random_programs_of_all_parameters(seed: int, tmp_path: Path) -> None:
     path = tmp_path / f"program_{seed}.py"

@@ -11,7 +11,7 @@ from tests.programs.judge import judge
 HERE = Path(__file__).parent
 
 
-@pytest.mark.spread(20)
+@pytest.mark.spread(40)
 @pytest.mark.parametrize("path", sorted((HERE / "found").glob("*.py")), ids=lambda path: path.stem)
 def test_found(path: Path) -> None:
     verdict = judge(path)

@@ -65,6 +65,7 @@ def nightly(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.nightly)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("make", "mode"),
     [

@@ -108,7 +108,7 @@ def _check(name: str, order: str) -> None:
     assert stats.builds == len(kinds)
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("name", IN_ONE_GRAPH)
 def test_one_traced_graph_holds_for_all_ways(name: str) -> None:
     program, calls = CASES[name].make(), CASES[name].calls()

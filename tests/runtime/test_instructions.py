@@ -76,6 +76,7 @@ def test_input_layouts(runner: Runner, layout: str) -> None:
     torch.testing.assert_close(got, x @ y, equal_nan=True)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("shape", [(), (0,), (0, 5), (5, 0), (1,), (1, 1, 7)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
 def test_shapes_and_dtypes(runner: Runner, shape: tuple[int, ...], dtype: torch.dtype) -> None:

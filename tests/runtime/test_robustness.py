@@ -356,6 +356,7 @@ SYMBOLS = sorted(
 )  # fmt: skip
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", SYMBOLS)
 def test_each_symbol_hidden_in_turn(machine_code: bytes, name: str) -> None:
     assert shim.has(name) or "." in name or " " in name or name in NEWER

@@ -87,7 +87,7 @@ def _sum(a, b):
     return a + b
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(
     "path", ["layers.0.k_proj", "layers.0.nrom", "layer", "layers.*.nrom", "head.weight", "heads.0", 3]
 )
@@ -231,6 +231,7 @@ def test_a_hook_inside_a_region(step, hook):
         steps[step](s, found)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("given", [3, None, "layers.0", ["layers.0"], [None], []])
 def test_what_is_no_match(given):
     s, model = _scheduled()

@@ -84,7 +84,7 @@ def _as_pattern(nodes, change=None):
     return build.finish([known[value] for value in used])
 
 
-@pytest.mark.spread(10)
+@pytest.mark.spread(20)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("name", sorted(_SMALL))
 def test_a_part_is_found_where_it_came_from(name, seed):

@@ -331,6 +331,7 @@ def _fuzz(seeds, steps=_STEPS):
 
 # 122: a block that stands twice, whose attempts at a step must not touch what the first call keeps for its gradient. It
 # takes as long as all others together.
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=() if seed in (1, 4) else pytest.mark.nightly) for seed in (122, *range(5))]
 )

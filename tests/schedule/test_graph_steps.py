@@ -226,6 +226,7 @@ def _tanh_again(x):
     return 2 * torch.sigmoid(2 * x) - 1
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("sites", [[1, 2], [2]])
 def test_a_step_that_leaves_an_earlier_one_around_it_nothing_is_refused(sites):
     """Modules inside take their steps first in what is built, so the step around them is checked again at once."""

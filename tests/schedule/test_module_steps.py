@@ -831,7 +831,7 @@ def test_all_steps_together_are_verified_and_undone(capsys):
     _same_run(Net(), s.build(), _ids())
 
 
-@pytest.mark.spread(10)
+@pytest.mark.spread(20)
 @pytest.mark.parametrize("first", ["module", "graph"])
 @pytest.mark.parametrize(("path", "step", "arguments"), EVERY)
 def test_steps_on_a_modules_graph_go_before_and_after(path, step, arguments, first, capsys):

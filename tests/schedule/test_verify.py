@@ -56,6 +56,7 @@ def test_there_must_be_something_to_compare_on():
         smelt.schedule(Mlp()).verify(fixed(4, 8), scale=sys._getframe())
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("wrong", range(6))
 def test_the_wrong_step_is_found_among_many(wrong):
     model = Mlp(6)

@@ -219,6 +219,7 @@ print(["deprecated on 0-D tensors" in str(warning.message) for warning in said])
 """
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", ["reads", "asks"])
 def test_what_torch_says_once_it_still_says_after_a_script_is_made(name: str, tmp_path: Path) -> None:
     # In a process of its own: in this one another test may have made torch say it, and fake tensors keep results.

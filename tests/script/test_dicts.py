@@ -72,7 +72,7 @@ def read_back(xs: list[int], n: int) -> Any:
     return out, sum(out.values())
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(
     ("program", "calls"),
     [

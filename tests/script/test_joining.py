@@ -86,6 +86,7 @@ def results(value: Any) -> list[Any]:
     return list(value) if isinstance(value, tuple) else [value]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("f", [none_or_a_tensor, arguments_by_name, what_calls_leave, writes_of_calls])
 def test_ways_add(f: Callable[..., Any]) -> None:
     program = smelt.script(f)

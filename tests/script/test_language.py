@@ -12,7 +12,7 @@ from tests.script.language import CASES
 from tests.script.torchscript import CASES as TORCHSCRIPT
 
 
-@pytest.mark.spread(10)
+@pytest.mark.spread(20)
 @pytest.mark.parametrize("name", list(CASES))
 def test_as_in_eager(name):
     fn, calls = CASES[name]
@@ -27,7 +27,7 @@ def test_the_language_of_torchscript(name):
     agrees(fn, *calls)
 
 
-@pytest.mark.spread(30)
+@pytest.mark.spread(60)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [*EVERYDAY, *FOUND])
 def test_programs_of_every_day(name):

@@ -338,6 +338,7 @@ def test_over_rows(fn: Callable[..., Any]) -> None:
     agrees(fn, *((rows,) for rows in _rows()))
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("fn", "calls"),
     [

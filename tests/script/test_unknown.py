@@ -72,6 +72,7 @@ def lowest(x, f: float):
     return f, x == f, f != x
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("program", [highest, lowest])
 def test_numbers_of_unknown_kind_are_compared_with_tensors(program):
     agrees(program, (X, 0.5), (X, 10.5), (X.int(), 0.5))

@@ -108,7 +108,7 @@ def outcome(program: Callable[..., Any], *args: Any) -> Any:
     return [part.detach() if isinstance(part, Tensor) else part for part in parts]
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_as_in_eager(program: Callable[..., Any]) -> None:
     layers = LAYERS[:4]

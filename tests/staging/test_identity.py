@@ -92,6 +92,7 @@ def grows_in_a_dict(x: Tensor, held: Any) -> Tensor:
     return x + 1
 
 
+@pytest.mark.spread(2)
 @pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
 @pytest.mark.parametrize("is_state", [False, True], ids=["argument", "state"])
 def test_a_list_that_grows_on_one_way_stays_the_list_that_it_was(is_state: bool) -> None:
@@ -372,7 +373,7 @@ def test_a_view_of_written_memory_chosen_on_one_way_is_that_view() -> None:
             assert [t.item() for t in (chosen, first, second)] == [0 if s != -2 else s, 0, -1]
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(
     "view",
     [

@@ -124,7 +124,7 @@ def test_compiled(program: Callable[..., Any], step: int) -> None:
         assert of(compiled, args) == of(program, args)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_scripted(program: Callable[..., Any]) -> None:
     scripted = smelt.script(program)

@@ -77,7 +77,7 @@ def compared(program: Program) -> smelt.Compiled:
     return compiled
 
 
-@pytest.mark.spread(10)
+@pytest.mark.spread(15)
 @pytest.mark.parametrize("name", WHOLE)
 def test_one_graph(name: str) -> None:
     assert compared(WHOLE[name]).stats().builds == 1

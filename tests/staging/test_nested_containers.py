@@ -284,7 +284,7 @@ def test_traced(program: Callable[..., Any]) -> None:
         assert repr(found) == repr(program(x))
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("program", OF_SIZES, ids=lambda program: program.__name__)

@@ -133,6 +133,7 @@ def test_a_beam_search_in_python_is_one_graph() -> None:
     assert not [node for node in row.entry.graph.walk() if node.op == "if"]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("program", [alias_grows, copy_grows, asks_identity, writes_tensors], ids=lambda p: p.__name__)
 def test_what_a_copy_would_not_show_is_as_in_eager(program: Any) -> None:
     compiled = smelt.compile(program)

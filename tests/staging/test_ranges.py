@@ -33,6 +33,7 @@ def extended(numbers: Any) -> Any:
     return out
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     "taken",
     [

@@ -139,6 +139,7 @@ def test_of_arguments_and_outside(program: Callable[..., Any]) -> None:
         _assert_same(_run(given), expected)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("program", OF_THEIR_OWN, ids=lambda p: p.__name__)
 @pytest.mark.parametrize("way", [smelt.compile, smelt.script], ids=["compile", "script"])
 def test_made_by_the_program(program: Callable[..., Any], way: Callable[..., Any]) -> None:

@@ -99,7 +99,7 @@ def _loaded(path: Path) -> ModuleType:
     return module
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(15)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", [smelt.compile, smelt.script], ids=["compile", "script"])
 @pytest.mark.parametrize("case", _CASES)

@@ -63,7 +63,7 @@ CACHES: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("made", RESULTS)
 @pytest.mark.parametrize("kind", CACHES)
 def test_a_cache_in_the_result_is_the_callers(made: str, kind: str) -> None:

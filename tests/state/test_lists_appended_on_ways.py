@@ -105,7 +105,7 @@ def first(sign: int) -> Callable[[int], tuple[Tensor]]:
     return rows
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(12)
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("cls", [OnOneWay, InALoop, Tensors, Pairs, WayInWay, Turns, TwoKinds])
 def test_one_graph_appends_where_data_say_so(cls: type[Logs], sign: int) -> None:
@@ -178,7 +178,7 @@ class Using(Logs):
         return self.use(x)
 
 
-@pytest.mark.spread(16)
+@pytest.mark.spread(24)
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("name", USES)
 def test_what_another_way_does_with_the_list(name: str, sign: int) -> None:

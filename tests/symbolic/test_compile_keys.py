@@ -145,6 +145,7 @@ def test_a_cache_of_two_layers(make: Callable[[], Any]) -> None:
     assert "args[1][0][1].shape[0]" in compiled.stats().to_dict()["entries"][-1]["free"]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("make", [Record, Holder])
 def test_a_cache_in_a_field(make: Callable[[Any], Any]) -> None:
     assert follow(lambda x, held: attend(x, held.cache), lambda: (make({}),)).stats().builds <= 3

@@ -47,7 +47,7 @@ ORDERS = {
 }
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("order", ORDERS)
 def test_three_builds_for_all_sizes(order: str) -> None:
     module = Encoder().eval()

@@ -13,7 +13,7 @@ import smelt
 from tests.symbolic.programs import PROGRAMS, Program, check
 
 
-@pytest.mark.spread(14)
+@pytest.mark.spread(28)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
 def test_like_eager(program: Program, dynamic: Any) -> None:

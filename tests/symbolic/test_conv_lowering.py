@@ -168,6 +168,7 @@ IMAGES = {
 }
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", IMAGES)
 def test_an_image_of_any_size(name: str) -> None:
     conv = IMAGES[name]

@@ -66,7 +66,7 @@ def _evaluated(type_: Type, at: Evaluation) -> Type:
     return found
 
 
-@pytest.mark.spread(9)
+@pytest.mark.spread(22)
 @pytest.mark.parametrize("name", [r.name for r in CATALOGUE if r.name not in _UNTOLD])
 def test_types_hold_at_other_sizes(name: str) -> None:
     """Each sample with its sizes as symbols; the same expressions must be right wherever the guards hold."""

@@ -47,7 +47,7 @@ def in_a_branch(x: Tensor) -> Any:
     return y
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize(

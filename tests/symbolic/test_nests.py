@@ -94,6 +94,7 @@ def test_other_instruction_sets(make: Make, isa: Isa) -> None:
     check(make, at((4, 64))[0], [*ROWS, *at((17, 33))], isa=isa)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("make", [relu, softmax, norm, rows, columns, scan, turned], ids=lambda make: make.__name__)
 def test_sizes_that_may_be_one(make: Make) -> None:
     check(make, {"B": 4, "S": 1}, at((1, 1), (1, 7), (7, 1), (3, 40)), low=1)

@@ -38,7 +38,7 @@ def _run(number: int) -> None:
     check(make, hints, others, fused=False)
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_random_graphs(batch: int) -> None:
     each = COUNT // BATCHES

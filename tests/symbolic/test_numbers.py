@@ -95,7 +95,7 @@ def _text(operator: str, dtype: torch.dtype, kind: str, numbers: tuple[Any, ...]
     return None
 
 
-@pytest.mark.spread(12)
+@pytest.mark.spread(30)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 @pytest.mark.parametrize("operator", OPERATORS)

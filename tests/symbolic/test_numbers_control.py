@@ -52,7 +52,7 @@ def _result(name: str, kinds: tuple[str, ...]) -> str:
 VALUES: dict[str, tuple[Any, ...]] = {"int": WHOLE, "float": REAL, "bool": (True, False)}
 
 
-@pytest.mark.spread(18)
+@pytest.mark.spread(36)
 @pytest.mark.parametrize("kinds", list(itertools.product(("int", "float"), repeat=2)), ids="-".join)
 @pytest.mark.parametrize("name", BINARY + BITS)
 def test_arithmetic_of_two(name: str, kinds: tuple[str, str]) -> None:

@@ -98,7 +98,7 @@ ANY = Range(1)
 SIZES = ((2, 64), (3, 77), (1, 1), (2, 2), (1, 4), (1, 5), (1, 130), (2, 257), (1, 600))
 
 
-@pytest.mark.spread(14)
+@pytest.mark.spread(28)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -167,6 +167,7 @@ def test_one_query_against_any_number_of_keys(isa: Isa, dtype: torch.dtype, mask
         check(heads.case(isa, found.at(B=b, T=t), b, 1, t))
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("hint", [5, 40, 20000])
 @pytest.mark.parametrize("is_spelled", [False, True])
 def test_few_queries_whatever_the_length_at_hand(hint: int, is_spelled: bool) -> None:

@@ -60,6 +60,7 @@ def test_the_words_are_those_of_a_plan_for_these_rows(isa: Isa, right: Right) ->
         assert found.at(M=m) == layout.plan(isa, m, 768, 256)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("right", RIGHTS)
 @pytest.mark.parametrize("m", [1, 2, 4, 12, 40])

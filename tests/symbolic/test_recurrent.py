@@ -89,7 +89,7 @@ def assert_shared(compiled: Any, most: int) -> None:
     assert units and all(unit.why_alone == "" and unit.lowered_alone == 0 for unit in units)
 
 
-@pytest.mark.spread(10)
+@pytest.mark.spread(20)
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_take_any_length_and_batch(name: str) -> None:
@@ -117,6 +117,7 @@ def test_states_that_are_given(kind: str) -> None:
         assert_shared(compiled, 1)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("kind", ("LSTM", "GRU"))
 def test_one_step_one_sequence_none_and_no_batch(kind: str) -> None:
     module = getattr(nn, kind)(4, 6)

@@ -89,7 +89,7 @@ def test_loops_over_free_sizes_run_natively() -> None:
     assert compiled.stats().builds == 2 and smelt.explain(compiled).fallbacks == []
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(
     ("f", "most"), [(returns, 2), (inserted, 2), (from_zero, 2), (of_numbers, 3), (once, 3), (left, 8), (stepped, 8)]
 )

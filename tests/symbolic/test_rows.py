@@ -273,7 +273,7 @@ def assert_native(compiled: Any) -> None:
     assert report["fallbacks"] == [] and {graph["runs"] for graph in report["graphs"]} == {"natively"}
 
 
-@pytest.mark.spread(16)
+@pytest.mark.spread(24)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_rows_are_as_in_eager_for_all_sizes(program: Callable[..., Any], dynamic: bool | None) -> None:
@@ -310,6 +310,7 @@ def of_one_row(x: Any, at: Any) -> Any:
     return out
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("program", [at_numbers, at_columns, of_one_row], ids=lambda f: f.__name__)
 def test_positions_out_of_range_raise_as_in_eager(program: Callable[..., Any]) -> None:
     compiled = smelt.compile(program, dynamic=True)

@@ -44,6 +44,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_and_schedulers(name: str) -> None:
     model, other, compiled = pair(_double)

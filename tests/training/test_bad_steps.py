@@ -405,7 +405,7 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     return {"grads": grads, "values": model.state_dict(), "optimizer": optimizer.state_dict()}
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("form", ["whole step, SGD", "whole step, AdamW", "model, SGD"])
 @pytest.mark.parametrize(("make", "kind"), CASES, ids=lambda one: one.__name__)
 def test_eagers_errors_and_numbers(make: Make, kind: type[Net], form: str) -> None:

@@ -49,6 +49,7 @@ def _saved(run: Any) -> int:
     return sum(sizes)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("rate", [0.0, 0.5])
 def test_what_is_covered_is_computed_again(rate: float) -> None:
     saved = []

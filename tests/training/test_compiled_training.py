@@ -98,6 +98,7 @@ def _told(compiled: Any, *args: Tensor, match: str) -> None:
         compiled(*args)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_steps(name: str) -> None:
     make, shape = MODELS[name]

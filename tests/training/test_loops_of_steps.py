@@ -86,6 +86,7 @@ def trained(model: nn.Module, wrap: Callable[[Any], Any], calls: list[tuple[Tens
     return run, [*losses, *(p.detach() for p in model.parameters())]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_long_loop_is_one_loop_of_the_step(name: str) -> None:
     torch.manual_seed(0)

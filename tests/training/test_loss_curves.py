@@ -126,7 +126,7 @@ def _nudged(model: nn.Module, seed: int) -> nn.Module:
     return made
 
 
-@pytest.mark.spread(10)
+@pytest.mark.spread(20)
 @pytest.mark.parametrize("form", [_node, _whole], ids=["node", "whole step"])
 @pytest.mark.parametrize("name", MODELS)
 def test_losses_are_eagers(name: str, form: Any) -> None:

@@ -114,7 +114,7 @@ def _run(step: Callable[..., None], count: int, *, fails: bool) -> None:
             assert fails
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__.strip("_"))
 @pytest.mark.parametrize("count", [100, 1000])
@@ -131,7 +131,7 @@ def test_steps_leave_nothing_behind(kind: Any, count: int, fails: bool, young_he
     assert grown < count / LEAK * ROWS * WIDTH * 4, f"{grown / 2**20:.1f} MiB"
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__.strip("_"))
 def test_all_is_freed(kind: Any, fails: bool, young_heap: None) -> None:

@@ -150,6 +150,7 @@ def _train(run: Any, model: Any, step: int) -> tuple[Tensor, Tensor | None]:
     return loss.detach(), x.grad
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("make", [Functions, Hook, Retained, Logged, InPlace, Frozen])
 def test_pieces_train(make: Callable[[], Base]) -> None:
     model, other, compiled = pair(lambda: make().double())

@@ -64,6 +64,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], list[Tensor]]] = {
 }
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", CASES)
 def test_the_second_size_is_the_last_that_is_recorded(name: str) -> None:
     make, inputs = CASES[name]

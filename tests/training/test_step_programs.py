@@ -407,13 +407,14 @@ def compare(ours: nn.Module, theirs: nn.Module, call: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
-@pytest.mark.spread(2)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
 @pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
 def test_a_step_is_as_eager_makes_it(make: Make, optimizer: str) -> None:
     check(make, optimizer)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     "make", [batch_norm_and_dropout, left_early_at_nan, two_optimizers, micro_batches, inner_steps]
 )
@@ -426,6 +427,7 @@ def test_tied_weights() -> None:
     check(batch_norm_and_dropout, "AdamW", Tied)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
 def test_batches_of_other_sizes(optimizer: str) -> None:
     check(batch_norm_and_dropout, optimizer, sizes=(6, 5, 6, 7, 8, 5, 6, 9))

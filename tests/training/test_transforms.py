@@ -43,6 +43,7 @@ TRANSFORMS: dict[str, Callable[[Scalar, Tensor, Tensor], Any]] = {
 }
 
 
+@pytest.mark.spread(2)
 @pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms_of_what_is_compiled_and_inside_it(name: str) -> None:

@@ -166,7 +166,7 @@ def report(step: Any) -> str:
     return smelt.explain(step).to_text()
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(4)
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -186,7 +186,7 @@ def test_the_optimizers_of_torch_are_part_of_one_graph(name: str, options: dict[
     assert "compiled anew" not in text, text[:400]
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
 @pytest.mark.parametrize(
     "make", [zeroed_first, zeroed_in_place, never_zeroed, clipped, in_parts, by_grad, penalized]
@@ -197,6 +197,7 @@ def test_the_forms_of_a_step(make: Any, name: str) -> None:
     assert "not compiled" not in text, text[:400]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
 def test_a_scheduler_does_not_compile_anew(name: str) -> None:
     step = run(plain, name, {}, schedule=True, calls=10)
@@ -314,6 +315,7 @@ def test_a_frozen_layer_is_seen() -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("kind", ["tensor hook", "post-accumulate hook", "module hook"])
 def test_a_hook_that_comes_later_is_called(kind: str) -> None:
     torch.manual_seed(0)

@@ -65,7 +65,7 @@ def check(name: str, columns: tuple[str, ...] = OWN) -> None:
         assert cell.get("native", True) and cell.get("native_failure") is None, (column, cell)
 
 
-@pytest.mark.spread(10)
+@pytest.mark.spread(17)
 @pytest.mark.parametrize("name", _DAILY)
 def test_whole_and_equal(name: str) -> None:
     check(name, _DAILY[name])
