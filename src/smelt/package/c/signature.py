@@ -62,7 +62,7 @@ def signature_of(
     Raises: PackageError (S0704).
     """
     written = _written_inputs(graph)
-    names = unique([_input_name(place, i) for i, place in enumerate(method.places)])
+    names = unique([_input_name(place) for place in method.places])
     inputs = tuple(
         _input(name, label, type_, i in written, sizes)
         for i, (label, type_) in enumerate(zip(names, method.inputs, strict=True))
@@ -128,7 +128,7 @@ def unique(names: Sequence[str]) -> list[str]:
     return list(taken)
 
 
-def _input_name(place: str, number: int) -> str:
+def _input_name(place: str) -> str:
     if place.startswith("kwargs['"):
         return identifier(place.removeprefix("kwargs"))
     inner = place.removeprefix("args[").removesuffix("]")

@@ -4,8 +4,6 @@
 
 #include "internal.h"
 
-int32_t smelt_copy(tensor *target, tensor *source);
-
 /* An element on its way: whole numbers and floating ones are each exact in one of the two. */
 typedef struct element {
     bool is_whole;

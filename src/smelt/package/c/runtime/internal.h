@@ -31,6 +31,8 @@ typedef struct tensor {
 
 tensor *smelt_tensor_over(char *data, const smelt_placed *placed);
 void smelt_delete(tensor *handle);
+/* Copy with conversion and broadcasting; 1 where the tensors do not fit. */
+int32_t smelt_copy(tensor *target, tensor *source);
 
 /* Memory of deleted tensors, kept for the next ones: a call with sizes as before asks the system for nothing. */
 typedef struct chunk {
@@ -102,7 +104,7 @@ int64_t smelt_function(int32_t number);
 int32_t smelt_run(const int32_t *code, int64_t *frame);
 enum {
     CELL_FAILED_AT = 1, CELL_CALLBACK = 14, CELL_SCRATCH = 16, CELL_SCRATCH_STRIDE = 17, CELL_TEAM_WORDS = 20,
-    CELL_TEAM_SIZE = 24, CELL_STEPPED = 52, CELL_FIRST = 56
+    CELL_TEAM_SIZE = 24, CELL_STEPPED = 52
 };
 enum { RUN_OK, RUN_LIBRARY, RUN_LAYOUT, RUN_ESCAPED, RUN_MALFORMED, RUN_MISS, RUN_INTERRUPTED };
 

@@ -2,8 +2,11 @@
  *
  * A tensor that a call makes belongs to the context of the call; its memory returns there when it is deleted. Each
  * function gives 0, or 1 with the thread's error set. */
+#include <math.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "internal.h"
 
@@ -245,8 +248,6 @@ static int32_t rt_aoti_torch_get_dtype(const tensor *handle, int32_t *out)
     return 0;
 }
 
-int32_t smelt_copy(tensor *target, tensor *source);
-
 static int32_t rt_aoti_torch_copy_(tensor *target, tensor *source, int32_t non_blocking)
 {
     (void)non_blocking;
@@ -294,10 +295,6 @@ static void rt_PyErr_Fetch(void **type, void **value, void **traceback)
 {
     *type = *value = *traceback = NULL;
 }
-
-#include <math.h>
-#include <sched.h>
-#include <time.h>
 
 #define rt_sched_yield sched_yield
 #define rt_clock_gettime clock_gettime
