@@ -12,6 +12,7 @@ import io
 import re
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,21 @@ _MOST_LINES = 60  # of what a block prints
 
 
 def on_config(config: Any) -> Any:
-    """The decisions are listed by their own names."""
-    decisions = sorted((ROOT / "docs/decisions").glob("*.md"))
-    config.nav.append({"Decisions": [f"decisions/{page.name}" for page in decisions]})
+    """The decisions are listed by their own names, and so is every page that the menu does not name."""
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    others = pages - set(_named(config.nav))
+    decisions = sorted(page for page in others if page.startswith("decisions/"))
+    config.nav += [{"More": sorted(others.difference(decisions))}] if others.difference(decisions) else []
+    config.nav.append({"Decisions": decisions})
     return config
+
+
+def _named(nav: Any) -> Iterator[str]:
+    """The pages of a menu."""
+    if isinstance(nav, str):
+        yield nav
+    for item in nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else ():
+        yield from _named(item)
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -192,6 +192,13 @@ def test_of_the_fastest_ones_the_one_that_compiles_soonest_is_advised() -> None:
     assert fourth.startswith("A process that makes from 50 to 231 calls is served soonest by little")
 
 
+def test_what_eager_beside_itself_shows_as_noise_decides_nothing() -> None:
+    noisy = replace(EAGER, times=[Times(1, 12.0, 12.0, 10.0, 10.0, 9, 0.0)])
+    text = "\n".join(advice([noisy, row("first", 4.0, 20.0), row("soon", 4.7, 1.0)], ONE))
+    assert text.startswith("Take soon") and "first is as fast within 20%" in text
+    assert "eager reaches" not in text
+
+
 def test_where_nothing_is_faster_eager_stays() -> None:
     text = told(row("smelt", 9.8, 2.0))
     assert text.startswith("Stay with eager: a call takes 10 ms on 1 thread, and nothing is faster by 5%")

@@ -12,7 +12,7 @@ from smelt.bench.matrix.rows import Clock, Row
 from smelt.bench.report import duration
 
 RIGHT = 1e-4  # of eager's results: what rounding explains
-_EVEN = 1.05  # what is not faster by more is as fast
+_EVEN = 1.05  # what is not faster by more is as fast; more where eager beside itself comes out further apart
 _GAIN = 1.1  # what an inexact configuration must give to be told of
 
 
@@ -22,13 +22,14 @@ def advice(rows: Sequence[Row], clock: Clock) -> list[str]:
     eager_ms = None if eager is None else clock.ms(eager)
     if eager is None or eager_ms is None:
         return [f"Nothing can be said: eager has no times. {eager.problem if eager else ''}".strip()]
+    even = _even(eager, clock)
     right = [row for row in rows if row.error is not None and row.error <= RIGHT and row.exact and _speed(row, clock)]
-    best = _chosen(right, clock)
-    found = _choice(best, right, clock, eager_ms)
+    best = _chosen(right, clock, even)
+    found = _choice(best, right, clock, eager_ms, even)
     if best.configuration != EAGER:
         found += _lifetime(best, right, clock, eager_ms)
     found += _of_sizes(best, right, clock)
-    found += _of_memory(best, right, clock)
+    found += _of_memory(best, right, clock, even)
     found += _inexact(rows, best, clock)
     wrong = [row for row in rows if row.exact and row.error is not None and not row.error <= RIGHT]
     found += [f"{row.configuration} gives other results than eager (error {row.error:.0e})." for row in wrong]
@@ -42,8 +43,13 @@ def _speed(row: Row, clock: Clock) -> float:
     return clock.speed_up(row) or 0.0
 
 
-def _is_fast_as(row: Row, best: Row, clock: Clock) -> bool:
-    return _speed(row, clock) * _EVEN >= _speed(best, clock)
+def _even(eager: Row, clock: Clock) -> float:
+    ratio = clock.ratio(eager) or 1.0
+    return max(_EVEN, ratio, 1 / ratio)
+
+
+def _is_fast_as(row: Row, best: Row, clock: Clock, even: float) -> bool:
+    return _speed(row, clock) * even >= _speed(best, clock)
 
 
 def _cost(row: Row, clock: Clock) -> float:
@@ -51,13 +57,13 @@ def _cost(row: Row, clock: Clock) -> float:
     return float("inf") if seconds is None else seconds
 
 
-def _chosen(right: Sequence[Row], clock: Clock) -> Row:
-    """Of the fastest ones, which differ by less than 5%, the one that compiles in the least time."""
+def _chosen(right: Sequence[Row], clock: Clock, even: float) -> Row:
+    """Of the fastest ones, as fast as each other within the noise, the one that compiles in the least time."""
     fastest = max(right, key=lambda row: _speed(row, clock))
-    return min((row for row in right if _is_fast_as(row, fastest, clock)), key=lambda row: _cost(row, clock))
+    return min((row for row in right if _is_fast_as(row, fastest, clock, even)), key=lambda row: _cost(row, clock))
 
 
-def _choice(best: Row, right: Sequence[Row], clock: Clock, eager_ms: float) -> list[str]:
+def _choice(best: Row, right: Sequence[Row], clock: Clock, eager_ms: float, even: float) -> list[str]:
     of_cpu = " of processor time" if clock.cpu else ""
     on = f"on {clock.threads} thread{'s' if clock.threads > 1 else ''}"
     if best.configuration == EAGER:
@@ -69,19 +75,20 @@ def _choice(best: Row, right: Sequence[Row], clock: Clock, eager_ms: float) -> l
             else f"; the next, {second.configuration}, is {_speed(second, clock):.2f} times as fast"
         )
         return [
-            f"Stay with eager: a call takes {duration(eager_ms)}{of_cpu} {on}, and nothing is faster by 5%{reason}."
+            f"Stay with eager: a call takes {duration(eager_ms)}{of_cpu} {on}, and nothing is faster by {even - 1:.0%}"
+            f"{reason}."
         ]
     speed = _speed(best, clock)
     found = [
         f"Take {best.configuration}, that is {best.how}: a call takes {duration(eager_ms / speed)}{of_cpu} {on}, "
         f"{speed:.2f} times as fast as eager, and results differ from eager's by {best.error:.0e}."
     ]
-    as_fast = [row for row in right if row is not best and _is_fast_as(row, best, clock)]
+    as_fast = [row for row in right if row is not best and _is_fast_as(row, best, clock, even)]
     if as_fast:
         seconds, other = _cost(best, clock), min(as_fast, key=lambda row: _cost(row, clock))
         found.append(
-            f"{_list(as_fast)} {'is' if len(as_fast) == 1 else 'are'} as fast within 5%, but the first result of "
-            f"{best.configuration} is there after {seconds:.1f} s, that of {other.configuration} after "
+            f"{_list(as_fast)} {'is' if len(as_fast) == 1 else 'are'} as fast within {even - 1:.0%}, but the first "
+            f"result of {best.configuration} is there after {seconds:.1f} s, that of {other.configuration} after "
             f"{_cost(other, clock):.1f} s."
         )
     else:
@@ -139,11 +146,11 @@ def _of_sizes(best: Row, right: Sequence[Row], clock: Clock) -> list[str]:
     ]
 
 
-def _of_memory(best: Row, right: Sequence[Row], clock: Clock) -> list[str]:
+def _of_memory(best: Row, right: Sequence[Row], clock: Clock, even: float) -> list[str]:
     if best.run_mb is None:
         return []
     found = [f"Its calls reach {best.run_mb:.0f} MB above the program alone" + _compiling(best) + "."]
-    less = [r for r in right if r.run_mb is not None and r.run_mb < 0.6 * best.run_mb and _speed(r, clock) > _EVEN]
+    less = [r for r in right if r.run_mb is not None and r.run_mb < 0.6 * best.run_mb and _speed(r, clock) > even]
     if less and best.run_mb > 32:
         other = max(less, key=lambda row: _speed(row, clock))
         found.append(

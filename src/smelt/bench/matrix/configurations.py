@@ -133,10 +133,11 @@ def _torch_compiled(
 
 
 def _smelts(name: str, options: Mapping[str, Any], **more: Any) -> Configuration:
-    """Measured is what Smelt compiles, not eager in its place: that is what `adaptive` would choose."""
-    told = ", ".join(f"{key!r}: {value!r}" for key, value in options.items())
-    how = f"smelt.compile(f, options={{{told}}})" if options else "smelt.compile(f)"
-    prepare = functools.partial(_smelt, options={"adaptive": False, **options})
+    """Measured is what Smelt compiles, not eager in its place, unless `adaptive`, the default, is what is measured."""
+    chosen = {"adaptive": False, **options}
+    told = ", ".join(f"{key!r}: {value!r}" for key, value in chosen.items())
+    how = "smelt.compile(f)" if chosen == {"adaptive": True} else f"smelt.compile(f, options={{{told}}})"
+    prepare = functools.partial(_smelt, options=chosen)
     return Configuration(name, how, prepare, builds=_smelt_builds, **more)
 
 

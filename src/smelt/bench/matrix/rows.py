@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from smelt.bench.matrix.cell import Cell, Sizes, Times
+from smelt.bench.matrix.configurations import EAGER
 from smelt.bench.rows import as_plain
 
 
@@ -55,7 +56,12 @@ class Clock:
         return None if times is None else times.cpu_ms if self.cpu else times.wall_ms
 
     def speed_up(self, row: Row) -> float | None:
-        """Eager's time over the row's, both of one process."""
+        """Eager's time over the row's, both of one process; of eager itself 1."""
+        ratio = self.ratio(row)
+        return 1.0 if ratio is not None and row.configuration == EAGER else ratio
+
+    def ratio(self, row: Row) -> float | None:
+        """The same as it was measured: of eager, how far two equal programs come out apart."""
         times = row.on(self.threads)
         if times is None:
             return None
