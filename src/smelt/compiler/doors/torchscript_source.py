@@ -38,7 +38,7 @@ _INFIX: Mapping[str, str] = {
     "__isnot__": "is not", "__lshift__": "<<", "__rshift__": ">>",
 }  # fmt: skip
 _CALLS: Mapping[str, str] = {
-    "Int": "int", "IntImplicit": "int", "Float": "float", "FloatImplicit": "float", "ScalarImplicit": "float",
+    "Int": "int", "IntImplicit": "int", "Float": "float", "FloatImplicit": "float",
     "Bool": "bool", "len": "len", "list": "list", "abs": "abs", "min": "min", "max": "max", "__not__": "not ",
     "neg": "-", "str": "str", "round": "round", "sorted": "sorted", "sum": "sum", "ord": "ord", "bool": "bool",
 }  # fmt: skip
@@ -115,9 +115,11 @@ class Source:
     def _indented(self, block: Any, results: Sequence[str]) -> None:
         """A block's lines, and its results in these variables."""
         self._depth += 1
+        before = len(self.lines)
         self._block(block.nodes())
         self._assign(results, [self.name(value) for value in block.outputs()])
-        self._line("pass")
+        if len(self.lines) == before:
+            self._line("pass")
         self._depth -= 1
 
     def _assign(self, targets: Sequence[str], values: Sequence[str]) -> None:
@@ -273,6 +275,7 @@ class Source:
     ) -> None:  # fmt: skip
         """The body of a loop. begin: variables of the body, and those that hold them between its runs."""
         self._depth += 1
+        before = len(self.lines)
         self._assign([name for name, _ in begin], [result for _, result in begin])
         self._block(block.nodes())
         condition, *carried = block.outputs()
@@ -282,7 +285,8 @@ class Source:
             self._line(f"{goes} = {self.name(condition)}")
             if turns:
                 self._line(f"{turns} = {turns} + 1")
-        self._line("pass")
+        if len(self.lines) == before:
+            self._line("pass")
         self._depth -= 1
 
     def _prim_listconstruct(self, node: Any) -> None:
