@@ -28,8 +28,6 @@ from smelt.bench.systems import (
 )
 
 EAGER = "eager"
-ONE_GRAPH = "one graph for all sizes"
-"""What is said of sizes where a configuration compiles nothing for them."""
 
 
 @dataclass(frozen=True, slots=True)
