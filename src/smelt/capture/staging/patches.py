@@ -519,6 +519,8 @@ def _stays_as_it_is(self: Any, name: str, value: Any = _NEW) -> None:
         return
     if name in ("grad", "requires_grad") and value is not _NEW and getattr(self, name) is value:
         return
+    if name == "data" and value is self:  # as `module.to(dtype)` sets it where there is nothing to do
+        return
     if _is_from_outside(session.recorder, self):
         session.cannot(f"`{name}` of a tensor from outside is set", _NO_MORE)
     is_noted = name != "data"  # else the recorder refuses it
