@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
-GRAD_SLOT: Any = getattr(torch._C, "TensorBase", torch.Tensor).grad
+_BASE: Any = getattr(torch._C, "TensorBase", torch.Tensor)
+GRAD_SLOT: Any = _BASE.grad
 """The descriptor of `tensor.grad`, which a recording may replace for a while."""
+_SHAPE, _STRIDE, _REQUIRES_GRAD = _BASE.shape, _BASE.stride, _BASE.requires_grad
 
 _REQUIRES: Any = getattr(torch._C, "TensorBase", torch.Tensor).requires_grad
 
@@ -41,6 +43,11 @@ HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 def has_hooks(tensor: torch.Tensor) -> bool:
     """Whether autograd calls somebody's functions when it has a gradient of this tensor."""
     return any(getattr(tensor, name, None) for name in HOOKS)
+
+
+def unseen_layout(tensor: torch.Tensor) -> tuple[torch.Size, tuple[int, ...], bool]:
+    """Sizes, strides and whether gradients are required, past what a recording puts in place of these attributes."""
+    return _SHAPE.__get__(tensor), _STRIDE(tensor), _REQUIRES_GRAD.__get__(tensor)
 
 
 def gradient(tensor: torch.Tensor) -> torch.Tensor | None:

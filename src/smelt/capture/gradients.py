@@ -22,8 +22,10 @@ import torch
 
 from smelt._torch.dispatch import suspended
 from smelt._torch.leaves import GRAD_SLOT, gradient, has_hooks, history, is_leaf
+from smelt.capture.earlier_gradients import let_go
 from smelt.capture.opinfo import OpInfo, op_info
 from smelt.capture.reads_effects import file_kind
+from smelt.diag.idle_memory import give_back_freed_memory
 from smelt.ops.torch_gradients import GRADIENT
 
 INFO = OpInfo(GRADIENT, "gradient", True, 1, False, True, False, (), None, -1, False, None)
@@ -107,8 +109,10 @@ def record_backward(recorder: Any, original: Callable[..., None], args: Any, kwa
     keeps = create if named["retain_graph"] is None else bool(named["retain_graph"])
     nodes = nodes_behind(roots)
     leaves = leaves_behind(roots, nodes) if inputs is None else inputs
+    let_go(recorder)
     before = [gradient(leaf) for leaf in leaves]
     _, foreign = _watched(lambda: original(*args, **kwargs))
+    give_back_freed_memory()  # all that was saved, before the update makes temporaries
     after = [leaf.grad for leaf in leaves if leaf.grad is not None]
     if _begins_outside(recorder, nodes) or not _is_recordable(recorder, foreign, [*roots, *leaves], after):
         return

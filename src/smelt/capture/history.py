@@ -11,6 +11,7 @@ are seen by nobody.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -47,8 +48,12 @@ class Histories:
     """What autograd knew of the tensors that were there before a run."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        self._before = [(tensor, tensor.requires_grad, history(tensor)) for tensor in tensors]
-        self._known = {id(tensor) for tensor, *_ in self._before}
+        # Not held: a run may let go of gradients, and what is gone has no history.
+        self._before = [(weakref.ref(tensor), tensor.requires_grad, history(tensor)) for tensor in tensors]
+
+    @property
+    def _known(self) -> set[int]:
+        return {id(tensor) for ref, *_ in self._before if (tensor := ref()) is not None}
 
     @property
     def matter(self) -> bool:
@@ -60,13 +65,14 @@ class Histories:
 
         A view of one of these that was made without gradients requires them as that does, and has none.
         """
-        new = (tensor for tensor in results if id(tensor) not in self._known and tensor.requires_grad)
+        known = self._known
+        new = (tensor for tensor in results if id(tensor) not in known and tensor.requires_grad)
         new = (tensor for tensor in new if not spent.has(tensor))
-        if any(not is_leaf(tensor) or id(tensor._base) not in self._known for tensor in new):
+        if any(not is_leaf(tensor) or id(tensor._base) not in known for tensor in new):
             return True
         return any(
-            tensor.requires_grad and not (requires and history(tensor) is before)
-            for tensor, requires, before in self._before
+            (tensor := ref()) is not None and tensor.requires_grad and not (requires and history(tensor) is before)
+            for ref, requires, before in self._before
         )
 
 

@@ -16,6 +16,7 @@ import torch
 
 from smelt._torch.exact import MISSING, same
 from smelt._torch.leaves import GRAD_SLOT, gradient, is_leaf
+from smelt.capture.earlier_gradients import Earlier
 from smelt.capture.reads_effects import file_kind
 from smelt.capture.reads_facts import Change, Read
 from smelt.capture.reads_values import raw_lookup
@@ -65,7 +66,7 @@ class _Met(NamedTuple):
     name: Callable[[], str]
     site: Site | None
     requires_grad: bool
-    grad: Any
+    grad: Earlier
     own: dict[str, Any]
 
 
@@ -79,7 +80,8 @@ class TensorMarks:
         """Note a tensor; whether it is met for the first time."""
         is_new = id(tensor) not in self._met and type(tensor) in _KINDS
         if is_new:
-            self._met[id(tensor)] = _Met(tensor, name, site, tensor.requires_grad, gradient(tensor), own_of(tensor))
+            before = Earlier(gradient(tensor))
+            self._met[id(tensor)] = _Met(tensor, name, site, tensor.requires_grad, before, own_of(tensor))
         return is_new
 
     def forget(self) -> None:
@@ -98,8 +100,8 @@ class TensorMarks:
                     tensor.requires_grad,
                     met.site,
                 )
-            if gradient(tensor) is not met.grad:
-                yield Change((id(tensor), "grad"), f"{met.name()}.grad", met.grad, gradient(tensor), met.site)
+            if not met.grad.is_(now := gradient(tensor)):
+                yield Change((id(tensor), "grad"), f"{met.name()}.grad", met.grad.value, now, met.site)
             own = own_of(tensor)
             if not same(met.own, own):
                 yield Change((id(tensor), None), f"the attributes of {met.name()}", met.own, own, met.site)
@@ -111,15 +113,16 @@ class TensorMarks:
         """
         for met in self._met.values():
             now = gradient(met.tensor)
-            if now is not met.grad and id(met.tensor) not in without:
-                yield Place("slot", met.tensor, GRAD_SLOT, f"{met.name()}.grad", None, met.site), met.grad, now
+            if not met.grad.is_(now) and id(met.tensor) not in without:
+                place = Place("slot", met.tensor, GRAD_SLOT, f"{met.name()}.grad", None, met.site)
+                yield place, met.grad.value, now
 
     def _of_gradients(self, names: Collection[str], put: Collection[int], passed: Collection[int]) -> Iterator[Read]:
         """Facts of all tensors at once: which of those whose gradient is put had one, and that no hook is called."""
         met = [met for met in self._met.values() if id(met.tensor) not in passed]
         changed = [one for one in met if id(one.tensor) in put]
         if changed:
-            had = tuple(one.grad is not None for one in changed)
+            had = tuple(not one.grad.is_(None) for one in changed)
             yield self._of_all("given", changed, "grad", had, "whether there are gradients")
         if "backward" in names:
             leaves = [one for one in met if one.requires_grad]

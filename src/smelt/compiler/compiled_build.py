@@ -55,7 +55,8 @@ from smelt.compiler.turns import Turns
 from smelt.compiler.watching import watch_natively
 from smelt.compiler.worth import Worth
 from smelt.diag import CaptureError, InternalError, SmeltError
-from smelt.diag.collector import full_collections_later
+from smelt.diag.collector import collect_young, full_collections_later
+from smelt.diag.idle_memory import give_back_freed_memory
 from smelt.runtime.guard_args import Outside
 from smelt.runtime.guard_constants import Constants
 from smelt.runtime.guards import GuardSet
@@ -225,7 +226,10 @@ class Builds:
                 return self._original.run(BEGAN_WITHOUT, args, kwargs, is_fault=False)
             watch_natively(self._settings.options)
             with busy(), full_collections_later(), self.ledger.building():
-                return self._build(args, kwargs, missed)
+                result = self._build(args, kwargs, missed)
+            collect_young()
+            give_back_freed_memory()
+            return result
         finally:
             building.active = False
             self._table.lock.release()

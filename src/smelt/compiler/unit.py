@@ -31,6 +31,7 @@ from smelt.compiler.forms import checks_of, forms_of, free_spots
 from smelt.compiler.histories import has_history
 from smelt.compiler.kept_plans import KeptPlans
 from smelt.compiler.ledger import Ledger
+from smelt.compiler.old_gradients import letting_go
 from smelt.compiler.originals import Moved, release
 from smelt.compiler.output_replay import SHOWING, muted, prints
 from smelt.compiler.paths import (
@@ -47,6 +48,7 @@ from smelt.compiler.pipeline import functional_graph, optimized_graph
 from smelt.compiler.precision import Precision, output_errors, why_not_repeatable
 from smelt.compiler.size_conditions import symbols_in, with_conditions
 from smelt.diag import CaptureError, InternalError, Miss, Options, SmeltError, SmeltWarning
+from smelt.diag.idle_memory import give_back_freed_memory
 from smelt.diag.logs import tell, wants
 from smelt.ir import STATE_OPS, DType, Graph, TensorType, Type, Value, values_in
 from smelt.ir.types import contiguous_strides
@@ -197,7 +199,7 @@ class Unit:
         with self._lock, no_autocast():
             if self._executable is not None:
                 return
-            self.lowered = with_very_tensors(self._kept_or_lowered(), self.captured)
+            self.lowered = letting_go(with_very_tensors(self._kept_or_lowered(), self.captured), self.captured)
             _tell_kernels(self.captured.name, self.lowered)
             start = perf_counter()
             self._executable = Executable(self.lowered.plan, machine_code(self.options))
@@ -481,12 +483,14 @@ class Unit:
             raise Miss("a run to its end", f"{type(error).__name__}: {error}") from error
 
     def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        ready = self._ready
+        ready, is_first = self._ready, self._ready is None
         if ready is None:
             ready = self._make_ready(args, kwargs)
             self.keep_sample(ready.extract(args, kwargs))
         inputs = ready.extract(args, kwargs)
         results = ready.executable.run(inputs)
+        if is_first:
+            give_back_freed_memory()  # what eager's calls left is of no use to the calls that follow
         try:
             return ready.deliver(results, inputs, args, kwargs)
         except Exception as error:

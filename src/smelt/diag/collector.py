@@ -63,6 +63,17 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: _postponed.in_child())
 
 
+def collect_young() -> None:
+    """Free the cycles of what was made of late, unless collections are switched off.
+
+    Graphs, and the frames that an exception has passed, refer to themselves, and to tensors. A collection of all
+    objects, which would find them, may not come for long; what a build has made is young, so that this one looks at
+    little else.
+    """
+    if gc.isenabled():
+        gc.collect(1)
+
+
 @contextmanager
 def full_collections_later() -> Iterator[None]:
     """Let collections of all objects wait until the block ends, in every thread; those of young ones are rarer."""

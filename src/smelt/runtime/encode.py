@@ -25,6 +25,7 @@ from smelt.runtime.frame_template import FrameTemplate
 from smelt.runtime.heap import ADVICE, LARGE_NBYTES
 from smelt.runtime.launches import Launches
 from smelt.runtime.plan import (
+    Aside,
     Blit,
     Bump,
     Call,
@@ -217,6 +218,8 @@ class _Encoder(BlockRecords):
                 self._call(instruction)
             case PyCall():
                 self._python(instruction)
+            case Aside():
+                self.emit(Op.STEP, self.frame.const(self.step(python_step(instruction))))
             case Dispatch():
                 self.dispatch(instruction)
                 self.counts += Counts(dispatcher=1)

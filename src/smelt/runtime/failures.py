@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from smelt.diag import InternalError, SmeltError
-from smelt.runtime.plan import Call, CheckLayout, Dispatch, Expect, Instruction, Launch, Plan, PyCall, Scalar
+from smelt.runtime.plan import Aside, Call, CheckLayout, Dispatch, Expect, Instruction, Launch, Plan, PyCall, Scalar
 from smelt.runtime.steps import LayoutMismatch
 
 _OUT_OF_RANGE = re.compile(r"index -?\d+ is out of bounds for dimension -?\d+ with size \d+$")
@@ -23,7 +23,7 @@ def describe(instruction: Instruction) -> str:
             return label or kernel.symbol
         case Scalar(operation=operation):
             return operation.name.lower()
-        case PyCall(fn=fn):
+        case PyCall(fn=fn) | Aside(fn=fn):
             return f"Python function {getattr(fn, '__qualname__', fn)}"
         case _:
             return type(instruction).__name__
@@ -41,7 +41,7 @@ def step_failed(plan: Plan, index: int, error: BaseException) -> BaseException:
         return layout_differs(plan, index, str(error))
     # A kernel that refuses its data, or cannot run, leaves it to eager, whose error is the answer.
     # The same holds for numbers, and a miss is no failure.
-    is_its_own = isinstance(instruction, PyCall | Launch | Scalar | Expect)
+    is_its_own = isinstance(instruction, PyCall | Aside | Launch | Scalar | Expect)
     if is_its_own or isinstance(error, SmeltError) or not isinstance(error, Exception):
         return error
     failure = call_failed(plan, index, str(error))

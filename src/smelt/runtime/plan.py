@@ -293,6 +293,13 @@ class PyCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Aside:
+    """Have Python do something beside the computation: `fn()`, with the GIL; it neither reads nor makes slots."""
+
+    fn: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
     """Copy the values of `src` into the memory of `dst` (dtype conversion and broadcasting as `Tensor.copy_`)."""
 
@@ -447,8 +454,8 @@ class End:
 Control: TypeAlias = Branch | Otherwise | Loop | Exit | End
 CONTROL = (Branch, Otherwise, Loop, Exit, End)
 Instruction: TypeAlias = (
-    Call | Empty | View | CheckLayout | Dispatch | PyCall | Copy | Bump | Release | Launch | Scalar | Load | Blit
-    | Expect | Control
+    Call | Empty | View | CheckLayout | Dispatch | PyCall | Aside | Copy | Bump | Release | Launch | Scalar | Load
+    | Blit | Expect | Control
 )  # fmt: skip
 Kind: TypeAlias = Literal["int", "float", "bool", "object"]
 NUMBER_DTYPES: dict[Kind, torch.dtype] = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
@@ -547,7 +554,7 @@ def uses_of(instruction: Instruction) -> tuple[int, ...]:
             return (dst, src) if row is None else (dst, src, row)
         case Expect(slot=slot) | Branch(test=slot) | Exit(test=slot):
             return (slot,)
-        case Empty() | Otherwise() | Loop() | End():
+        case Empty() | Aside() | Otherwise() | Loop() | End():
             return ()
 
 

@@ -19,6 +19,7 @@ from smelt.runtime.heap import on_large_pages
 from smelt.runtime.plan import (
     NUMBER_DTYPES,
     ArenaTensor,
+    Aside,
     Blit,
     Bump,
     Call,
@@ -54,6 +55,8 @@ def python_step(instruction: Instruction) -> PyCall:
     match instruction:
         case PyCall():
             return instruction
+        case Aside(fn=fn):
+            return PyCall(fn, ())
         case Call():
             return PyCall(_regrouped(instruction), instruction.uses, instruction.outs)
         case Empty(dst=dst, sizes=sizes, strides=strides, dtype=dtype):

@@ -21,6 +21,7 @@ import llvmlite.binding as llvm
 
 from smelt.diag import InternalError
 from smelt.diag.cpu_clock import add_workers
+from smelt.diag.idle_memory import give_back_code
 
 _EMIT = "LLVMPY_TargetMachineEmitToMemory"
 _MOST_THREADS = 8
@@ -35,7 +36,9 @@ def emit_object(text: str, cpu: str = "", features: str = "", triple: str = "") 
     """
     module = _module(text)
     # Any number of threads may come here with this one machine: llvmlite's lock is what keeps them apart.
-    return bytes(_target_machine(cpu, features, triple).emit_object(module))
+    code = bytes(_target_machine(cpu, features, triple).emit_object(module))
+    _let_go_of_llvm()
+    return code
 
 
 def emit_assembly(text: str, cpu: str = "", features: str = "") -> str:
@@ -63,7 +66,13 @@ def emit_objects(
     machines = [_new_target_machine(cpu, features, triple) for _ in range(nthreads)]
     with ThreadPoolExecutor(nthreads) as pool:
         add_workers(sum(pool.map(work, machines)))
+    _let_go_of_llvm()
     return found
+
+
+def _let_go_of_llvm() -> None:
+    """LLVM runs once for each program: 50 MB of its code need not stay in memory."""
+    give_back_code(getattr(llvm.ffi.lib, "_name", ""))
 
 
 def _module(text: str) -> Any:

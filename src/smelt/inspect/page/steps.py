@@ -14,8 +14,9 @@ from smelt.runtime.failures import describe
 from smelt.runtime.profile import ProfileRow
 
 _KINDS: Mapping[type, str] = {
-    p.Launch: "kernel", p.Call: "library", p.Dispatch: "dispatcher", p.PyCall: "python", p.Copy: "move",
-    p.Blit: "move", p.View: "move", p.Empty: "memory", p.Release: "memory", p.Bump: "memory", p.CheckLayout: "memory",
+    p.Launch: "kernel", p.Call: "library", p.Dispatch: "dispatcher", p.PyCall: "python", p.Aside: "python",
+    p.Copy: "move", p.Blit: "move", p.View: "move", p.Empty: "memory", p.Release: "memory", p.Bump: "memory",
+    p.CheckLayout: "memory",
     p.Scalar: "number", p.Load: "number", p.Expect: "number",
 }  # fmt: skip
 """What kind of step an instruction is; all others are of blocks."""

@@ -1,0 +1,191 @@
+"""What a whole step needs at most: one set of gradients, and nothing that a build leaves behind."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import smelt
+from smelt.capture import gradients
+from smelt.runtime.plan import Aside, Empty
+
+Tensor = torch.Tensor
+WIDTH = 640  # gradients of 1.6 MB
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__()
+        self.table, self.up, self.down = nn.Embedding(10, width), nn.Linear(width, width), nn.Linear(width, 1)
+
+    def forward(self, at: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.up(self.table(at)))).square().mean()
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, *, late: bool = False) -> Callable[[Tensor], Tensor]:
+    def step(at: Tensor) -> Tensor:
+        if not late:
+            optimizer.zero_grad()
+        loss: Tensor = model(at)
+        if late:
+            optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def _made(width: int = WIDTH, **how: Any) -> tuple[Net, Any]:
+    torch.manual_seed(0)
+    model = Net(width)
+    step = _step(model, torch.optim.SGD(model.parameters(), lr=0.1), **how)
+    return model, smelt.compile(step, options={"adaptive": False})
+
+
+AT = torch.arange(8) % 10
+
+
+def _served_by(compiled: Any) -> Any:
+    """What runs all calls but the first, which finds no gradients."""
+    (row,) = [row for row in compiled.stats().rows if row.entry is not None and row.hits]
+    return row.entry
+
+
+def test_old_gradients_go_before_new_ones_are_made() -> None:
+    _, compiled = _made()
+    for _ in range(4):
+        compiled(AT)
+    unit = _served_by(compiled)
+    assert unit.executable.counts.python == 0
+    plan = unit.lowered.plan
+    kinds = [type(i) for i in plan.instructions]
+    outputs = [i for i in plan.instructions if isinstance(i, Empty) and i.dst in plan.outputs]
+    gradients = [plan.instructions.index(i) for i in outputs if i.sizes]  # the loss has none
+    assert len(gradients) == 5
+    assert kinds.count(Aside) == 1
+    assert kinds.index(Aside) < gradients[0]
+
+
+def test_small_gradients_are_not_worth_a_call_of_python() -> None:
+    _, compiled = _made(16)
+    for _ in range(4):
+        compiled(AT)
+    assert not any(isinstance(each, Aside) for each in _served_by(compiled).lowered.plan.instructions)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["zero_grad first", "zero_grad behind the model"])
+def test_a_step_that_fails_leaves_the_gradients_that_eager_leaves(late: bool) -> None:
+    found = []
+    for is_compiled in (False, True):
+        model, compiled = _made(late=late)
+        step = compiled if is_compiled else compiled.smelt_target
+        for _ in range(3):
+            step(AT)
+        kept = model.up.weight.grad
+        before = kept.clone()
+        with pytest.raises(IndexError):
+            step(AT + 5)
+        left = model.up.weight.grad
+        assert left is None or (left is kept and torch.equal(left, before))
+        step(AT)
+        assert torch.equal(kept, before)  # somebody else holds it
+        found.append((left is None, model.up.weight.grad))
+    assert found[0][0] == found[1][0]
+    torch.testing.assert_close(found[1][1], found[0][1])
+
+
+def test_a_recorded_run_holds_no_old_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, compiled = _made()
+    compiled.smelt_target(AT)
+    old = [weakref.ref(p.grad) for p in model.parameters()]
+    held = weakref.ref(kept := model.down.weight.grad)
+    alive: list[int] = []
+    monkeypatch.setattr(gradients, "give_back_freed_memory", lambda: alive.append(sum(r() is not None for r in old)))
+    compiled(AT)
+    assert alive == [1]
+    assert held() is kept
+
+
+def test_old_gradients_that_a_step_reads_are_kept_for_it() -> None:
+    found = []
+    for is_compiled in (False, True):
+        torch.manual_seed(0)
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(at: Tensor, model: Net = model, optimizer: Any = optimizer) -> Tensor:
+            size = model.up.weight.grad.square().sum()
+            optimizer.zero_grad()
+            loss = model(at) * (1 + size)
+            loss.backward()
+            return size.detach()
+
+        model(AT).backward()
+        run = smelt.compile(step) if is_compiled else step
+        found.append([run(AT) for _ in range(4)])
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_build_leaves_no_cycles() -> None:
+    gc.collect()
+    _, compiled = _made()
+    compiled(AT)
+    assert compiled.stats().builds == 1
+    assert gc.collect() < 5000  # the graphs of one build are 50,000 objects
+
+
+PEAK = """
+import ctypes, gc, sys, torch, smelt
+torch.set_num_threads(1)
+
+def status(name):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) / 1e3
+
+def step_of(model, optimizer):
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+    return step
+
+def peak(compiles):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[m for _ in range(6) for m in (torch.nn.Linear(2048, 2048), torch.nn.Tanh())])
+    step = step_of(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+    step = smelt.compile(step, options={"adaptive": False}) if compiles else step
+    x = torch.randn(32, 2048)
+    peaks = []
+    for _ in range(2):  # with the build, and behind it
+        open("/proc/self/clear_refs", "w").write("5")
+        for _ in range(4):
+            step(x)
+        peaks.append(status("VmHWM"))
+    return peaks, step
+
+compiled, step = peak(True)
+assert step.stats().builds == 2, step.stats()
+del step
+gc.collect(); ctypes.CDLL(None).malloc_trim(0)
+eager, _ = peak(False)
+print(*compiled, *eager)
+"""
+LLVM = 96  # MB of code and tables, while it compiles
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_peak_of_a_step_is_at_most_eagers() -> None:
+    run = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True, timeout=300)
+    whole, steady, _, eager = map(float, run.stdout.split())
+    assert steady < eager + 8, run.stdout
+    assert whole < eager + LLVM, run.stdout
