@@ -26,7 +26,7 @@ from smelt.ir import (
     values_in,
 )  # fmt: skip
 from smelt.ops.effects import alias_of, aliases, effects
-from smelt.rewrite import Rewriter
+from smelt.rewrite import Rewriter, known_range
 
 _MOST_TRIPS = 16
 """Iterations that are gone through one by one to know what hangs on how many there are."""
@@ -101,24 +101,19 @@ def _certain_of_loop(node: Node, found: set[Value]) -> list[bool]:
             _certain(region, inside)
         return [_depends(arg, inside) for arg in node.regions[-1].yields]
 
-    for _ in range(min(known_trips(node), _MOST_TRIPS)):
+    numbers = known_range(node) or range(0)
+    for _ in range(min(len(numbers), _MOST_TRIPS)):
         now = after()
         if now == carried:
             return carried
         carried = now
-    if 0 < known_trips(node) <= _MOST_TRIPS:
+    if 0 < len(numbers) <= _MOST_TRIPS:
         return carried
     while True:  # it may end before any iteration
         both = [a and b for a, b in zip(carried, after(), strict=True)]
         if both == carried:
             return carried
         carried = both
-
-
-def known_trips(node: Node) -> int:
-    """Iterations of a `for` over numbers that are known; 0 where it is none, or may have none."""
-    bounds = [arg for arg in node.args[:3] if type(arg) is int]
-    return len(range(*bounds)) if node.op == "for" and len(bounds) == 3 and bounds[2] else 0
 
 
 def _depends(arg: Arg, found: set[Value]) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from smelt.ir import Arg, Graph, Node, Region, Value, clone_node, map_values
 from smelt.passes.base import Pass, PassContext
-from smelt.rewrite import Rewriter
+from smelt.rewrite import Rewriter, known_range
 
 
 def _run(graph: Graph, context: PassContext) -> bool:
@@ -38,13 +38,11 @@ def take_apart(rewriter: Rewriter, node: Node) -> None:
         rewriter.replace_node(node, node.args[0])
     elif node.op == "if" and isinstance(node.args[0], bool):
         splice(rewriter, node, node.regions[0 if node.args[0] else 1], ())
-    elif node.op == "for" and all(type(a) is int for a in node.args[:3]) and node.args[2] != 0:
-        start, stop, step = (a for a in node.args[:3] if isinstance(a, int))
-        trips = range(start, stop, step)
-        if len(trips) == 0:
+    elif (numbers := known_range(node)) is not None:
+        if len(numbers) == 0:
             rewriter.replace_node(node, node.args[3:])
-        elif len(trips) == 1:
-            splice(rewriter, node, node.regions[0], (start, *node.args[3:]))
+        elif len(numbers) == 1:
+            splice(rewriter, node, node.regions[0], (numbers[0], *node.args[3:]))
 
 
 def splice(rewriter: Rewriter, node: Node, region: Region, arguments: Sequence[Arg]) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from smelt.ir import Arg, Graph, Node, Region, TensorType, Value
 from smelt.passes.base import Pass, PassContext, call_of, can_erase, emitter
 from smelt.passes.matching import FLOATS, is_autocast, static_tensor
-from smelt.rewrite import Rewriter, add_carried, add_result, drop_results, first_carried
+from smelt.rewrite import Rewriter, add_carried, add_result, drop_results, first_carried, known_range
 
 _LINEAR, _MM, _SUM, _ADD = "aten.linear.default", "aten.mm.default", "aten.sum.dim_IntList", "aten.add.Tensor"
 _TRANSPOSES = ("aten.transpose.int", "aten.t.default")
@@ -40,19 +40,11 @@ _LEAST_SHARE = 0.75
 def _run(graph: Graph, context: PassContext) -> bool:
     rewriter = context.rewriter(graph)
     for node in list(graph.walk()):
-        trips = _trips(node)
-        if trips > 1:
-            _hoist(rewriter, node, trips)
-            _Sums(rewriter, node, trips).run()
+        numbers = known_range(node)
+        if node.parent is not None and numbers is not None and len(numbers) > 1 and numbers == range(len(numbers)):
+            _hoist(rewriter, node, len(numbers))
+            _Sums(rewriter, node, len(numbers)).run()
     return rewriter.edits > 0
-
-
-def _trips(node: Node) -> int:
-    """Iterations of a loop that counts from 0 on; 0 for any other."""
-    if node.op != "for" or node.parent is None:
-        return 0
-    start, stop, step = node.args[:3]
-    return stop if start == 0 and step == 1 and type(stop) is int else 0
 
 
 # --- before the loop

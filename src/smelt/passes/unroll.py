@@ -18,7 +18,7 @@ from smelt.ops.python_ops import python_op
 from smelt.ops.typing import infer
 from smelt.passes.base import Pass, PassContext
 from smelt.passes.inline import take_apart
-from smelt.rewrite import Rewriter
+from smelt.rewrite import Rewriter, known_range
 
 MOST_GROWING = 4096
 """Operators of a loop of tensors that grow, or that picks from lists: it would go through Python."""
@@ -44,10 +44,11 @@ def _run(graph: Graph, context: PassContext) -> bool:
 
 def _pays(node: Node) -> bool:
     """Whether a node is a counted loop that is faster unrolled, and not too long."""
-    if node.op != "for" or not all(type(a) is int for a in node.args[:3]) or node.args[2] == 0:
+    numbers = known_range(node)
+    if numbers is None:
         return False
     (body,) = node.regions
-    trips = len(_trips(node))
+    trips = len(numbers)
     operators = trips * sum(1 for _ in body)
     if any(inner.regions for inner in body) or operators > MOST_GROWING:
         return False
@@ -73,11 +74,6 @@ def _has_list(node: Node) -> bool:
     return any(isinstance(value.type, ListType) for value in (*node.operands(), *node.results))
 
 
-def _trips(node: Node) -> range:
-    start, stop, step = (a for a in node.args[:3] if isinstance(a, int))
-    return range(start, stop, step)
-
-
 def _is_known(type_: Type) -> bool:
     if isinstance(type_, TupleType):
         return all(map(_is_known, type_.elements))
@@ -90,7 +86,7 @@ def _unroll(rewriter: Rewriter, node: Node) -> None:
     made: list[Node] = []
     try:
         carried = [_taken_apart(arg) for arg in node.args[3:]]
-        for index in _trips(node):
+        for index in known_range(node) or ():
             mapping: dict[Value, Arg] = dict(zip(body.params, (index, *carried), strict=True))
             for inner in body:
                 with rewriter.builder.at(node):

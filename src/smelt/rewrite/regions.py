@@ -11,6 +11,14 @@ from smelt.ir import Arg, Node, Type, Value
 from smelt.rewrite.rewriter import Event, Rewriter
 
 
+def known_range(node: Node) -> range | None:
+    """What a `for` counts, where its bounds are known numbers; None for any other node."""
+    if node.op != "for":
+        return None
+    bounds = [bound for bound in node.args[:3] if type(bound) is int]
+    return range(*bounds) if len(bounds) == 3 and bounds[2] else None
+
+
 def first_carried(node: Node) -> int:
     """How many arguments of a loop stand before the first values of what it carries."""
     return 3 if node.op == "for" else 0
