@@ -10,7 +10,8 @@ import torch
 
 import smelt
 from smelt.autodiff import joint_graph
-from smelt.ir import parse, verify
+from smelt.diag import SmeltError
+from smelt.ir import Graph, parse, verify
 from smelt.ops.evaluate import evaluate
 from tests.autodiff.gradient_harness import compare
 
@@ -131,3 +132,109 @@ def test_gradients_of_gradients() -> None:
         expected = torch.autograd.grad(first, (a, b), direction, allow_unused=True)
         found = evaluate(twice.graph, [x, w, torch.ones((), dtype=F64), direction])
         compare(found[1:], expected, 1e-10)
+
+
+def down(x: Tensor, w: Tensor) -> Tensor:
+    h = x[:, :4]
+    for i in range(200, -100, -3):
+        h = torch.tanh(h @ w[:4] + i * 0.001) * x[:, 1:5]
+        if h.sum() > 1:
+            h = h * 0.5
+    return h.sum()
+
+
+def gathered(x: Tensor, w: Tensor) -> Tensor:
+    h, found = x[:, :4], []
+    for i in range(40):
+        h = torch.tanh(h @ w[:4] + i * 0.01)
+        found.append(h.sum())
+    return torch.stack(found).square().sum() + h.sum()
+
+
+def alternating(x: Tensor, w: Tensor) -> Tensor:
+    a, b = x[:, :4], w[:3]
+    for _ in range(49):
+        a, b = torch.sin(b), a * 0.9
+    return (a * w[1:4]).sum() + b.sum() * 2
+
+
+@pytest.mark.parametrize("program", [loop, down, gathered, alternating], ids=lambda p: p.__name__)
+def test_long_loops_go_back_from_checkpoints(program: Callable[..., Any]) -> None:
+    """Their gradients save about twice the root of what each iteration began with, and are those of the loop."""
+    torch.manual_seed(0)
+    x, w = torch.randn(3, 5, dtype=F64), torch.randn(5, 4, dtype=F64)
+    graph = smelt.trace(program, (x, w)).graph
+    nested = joint_graph(graph, memory_budget=0.5)
+    verify(nested.graph)
+    assert parse(str(nested.graph)) == nested.graph
+    a, b = x.clone().requires_grad_(), w.clone().requires_grad_()
+    result = program(a, b)
+    found = evaluate(nested.graph, [x, w, torch.ones((), dtype=F64)])
+    torch.testing.assert_close(found[0], result.detach())
+    compare(found[1:], torch.autograd.grad(result, (a, b)), 1e-12)
+    if program is not gathered:  # what it gathers is its own result, as long as the loop
+        stacks = [_stacked(one.graph) for one in (nested, joint_graph(graph))]
+        assert max(stacks[0]) <= 12 < min(stacks[1])
+
+
+def _stacked(graph: Graph) -> list[int]:
+    """How long the tensors are in which iterations put something aside, but for what is a result of the program's."""
+    empty = [node.args[0] for node in graph.walk() if node.op == "aten.empty.memory_format"]
+    return [sizes[0] for sizes in empty if isinstance(sizes, tuple) and len(sizes) > 1 and isinstance(sizes[0], int)]
+
+
+def listed(read: Callable[[list[Tensor]], Tensor], element: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        h, found = x[:, :4], []
+        for i in range(40):
+            h = torch.tanh(h @ w[:4] + i * 0.01)
+            found.append(element(h))
+        return read(found)
+
+    return program
+
+
+def summed(found: list[Tensor]) -> Tensor:
+    total = torch.zeros((), dtype=F64)
+    for one in found:
+        total = total * 0.9 + one.sum()
+    return total
+
+
+def neighbours(found: list[Tensor]) -> Tensor:
+    total = torch.zeros((), dtype=F64)
+    for i in range(1, len(found)):
+        total = total + (found[i] * found[i - 1]).sum()
+    return total
+
+
+READS: dict[str, Callable[[list[Tensor]], Tensor]] = {
+    "stack": lambda found: torch.stack(found).square().sum(),
+    "stacked last": lambda found: (torch.stack(found, -1) * torch.arange(40)).sum(),
+    "one": lambda found: found[-1].sum() + found[3].sum() * found[7].sum(),
+    "summed": summed,
+    "neighbours": neighbours,
+    "twice": lambda found: torch.stack([one * 2 for one in found]).sum(),
+    "python's sum": lambda found: sum(one.sum() for one in found),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_what_a_loop_gathers_in_a_list_has_its_gradient(read: str) -> None:
+    """Autograd's gradients, as one graph or, where a list is more than its elements, from eager; never fewer."""
+    torch.manual_seed(0)
+    x, w = torch.randn(3, 5, dtype=F64), torch.randn(5, 4, dtype=F64)
+    for element in (lambda h: h, lambda h: h.sum(), lambda h: h[0]):
+        program = listed(READS[read], element)
+        a, b = x.clone().requires_grad_(), w.clone().requires_grad_()
+        expected = torch.autograd.grad(program(a, b), (a, b))
+        compiled = smelt.compile(program, options={"adaptive": False})
+        for _ in range(3):
+            compare(torch.autograd.grad(compiled(a, b), (a, b)), expected, 1e-12)
+        graph = smelt.trace(program, (x, w)).graph
+        if read == "python's sum":
+            with pytest.raises(SmeltError, match="may hold tensors that have gradients"):
+                joint_graph(graph)
+        else:
+            found = evaluate(joint_graph(graph).graph, [x, w, torch.ones((), dtype=F64)])
+            compare(found[1:], expected, 1e-12)

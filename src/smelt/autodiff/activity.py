@@ -11,12 +11,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from smelt.analysis.gradients import CUTS, is_recorded
 from smelt.ir import (
+    ANY,
     STATE_OPS,
     Arg,
+    DictType,
     DType,
     Graph,
     ListType,
     Node,
+    OptionalType,
     Region,
     TensorType,
     TupleType,
@@ -211,4 +214,8 @@ def may_depend(type_: Type) -> bool:
         return type_.dtype is not DType.BOOL and not type_.dtype.is_integral
     if isinstance(type_, TupleType):
         return any(map(may_depend, type_.elements))
-    return isinstance(type_, ListType)
+    if isinstance(type_, OptionalType):
+        return may_depend(type_.element)
+    if isinstance(type_, DictType):
+        return may_depend(type_.value)
+    return may_depend(type_.element) if isinstance(type_, ListType) else type_ == ANY

@@ -13,19 +13,19 @@ acts on the world, is computed twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from smelt.analysis import taken_by_regions
 from smelt.analysis.cost import cost
 from smelt.autodiff.activity import may_depend
+from smelt.autodiff.loops import carry, count_of, divided, is_sized, minus, number_at, yield_also
 from smelt.diag import SmeltError
-from smelt.ir import BOOL, INT, STATE_OPS, Arg, ListType, Node, Region, TensorType, Type, Value
-from smelt.ir.nodes import clone_node
+from smelt.ir import BOOL, INT, STATE_OPS, Arg, ListType, Node, Region, TensorType, Value
 from smelt.ops.catalogue import record_of
 from smelt.ops.effects import effects
 from smelt.ops.lowering import GraphEmitter
-from smelt.rewrite import Rewriter, add_carried, add_result, first_carried
+from smelt.rewrite import Rewriter, add_result, copy_nodes, first_carried
 
 if TYPE_CHECKING:
     from smelt.autodiff.reverse import Reverse
@@ -77,6 +77,7 @@ def _branch(reverse: Reverse, node: Node) -> None:
                 inner.give(_mapped(arg, mapping), reverse.grads.get(result), reverse.present(result))
             inner.region(arm)
             told.append([inner.present(value) for value in outer] if flags else [])
+            _check_tuples(reverse, node, inner)
             reverse.rewriter.set_yields(arm, (*(_gradient(inner, value, value) for value in outer), *told[-1]))
         drop_unused(reverse.rewriter, arm, is_copy=True)
     for i, value in enumerate(outer):
@@ -101,10 +102,10 @@ def _drawn(reverse: Reverse, node: Node) -> dict[Value, Value]:
             if not isinstance(type_, TensorType) or not type_.is_static:
                 raise _cannot(node, "what is drawn in it has no known size")
             found[drawn] = add_result(reverse.rewriter, node, type_)
-            _yield(reverse.rewriter, region, value)
+            yield_also(reverse.rewriter, region, value)
             with b.builder.inside(other):
                 nothing = b.call("aten.empty_strided.default", type_.sizes, type_.steps, dtype=type_.dtype)
-            _yield(reverse.rewriter, other, nothing if nothing.type == type_ else _as(b, nothing, type_))
+            yield_also(reverse.rewriter, other, nothing if nothing.type == type_ else _as(b, nothing, type_))
     return found
 
 
@@ -130,12 +131,12 @@ def _for(reverse: Reverse, node: Node) -> None:
     b, (start, stop, step) = reverse.emitter, node.args[:3]
     (body,) = node.regions
     with b.builder.at(node):
-        count = _trips(b, start, stop, step)
+        count = count_of(b, start, stop, step)
     with b.builder.inside(body):
-        at = _divided(b, _minus(b, body.params[0], start), step)
+        at = divided(b, minus(b, body.params[0], start), step)
     saved = _Saved(reverse, node, body.params[1:], count, at)
     _in_reverse(
-        reverse, node, body.params[1:], body, count, saved, lambda j: {body.params[0]: _index(b, j, start, step)}
+        reverse, node, body.params[1:], body, count, saved, lambda j: {body.params[0]: number_at(b, j, start, step)}
     )
 
 
@@ -143,10 +144,10 @@ def _while(reverse: Reverse, node: Node) -> None:
     b = reverse.emitter
     body = node.regions[1]
     number = len(node.results)
-    counted = _carried(reverse.rewriter, node, 0, INT)
+    counted = carry(reverse.rewriter, node, 0, INT)
     with b.builder.inside(body):
         more = b.call("py.add", counted, 1)
-    _yield(reverse.rewriter, body, more)
+    yield_also(reverse.rewriter, body, more)
     saved = _Saved(reverse, node, body.params[:number], None, None)
     _in_reverse(reverse, node, body.params[:number], body, node.results[number], saved, lambda j: {})
 
@@ -177,12 +178,13 @@ def _in_reverse(
     grads = [b.builder.add_param(back, "", type_) for type_ in types]
     told: list[Arg] = [b.builder.add_param(back, "", type_) for type_ in flags] or [True for _ in types]
     with b.builder.inside(back):
-        j = _minus(b, _minus(b, count, 1), at)
+        j = minus(b, minus(b, count, 1), at)
         loaded = saved.load(j)
         inner, mapping = _again(reverse, body, {**loaded, **own(j)})
         for i, grad, present in zip(carried, grads, told, strict=False):
             inner.give(_mapped(body.yields[i], mapping), grad, present)
         inner.region(back)
+        _check_tuples(reverse, node, inner)
         befores = [mapping.get(params[i], params[i]) for i in carried]
         after = [inner.present(v) if isinstance(v, Value) else False for v in befores]
         after += [reverse.either(a, inner.present(v)) for a, v in zip(told[len(carried) :], outer, strict=True)]
@@ -217,20 +219,20 @@ class _Saved:
         self.results = [] if count is None else _dear(node, body)
         for param in [*(param for param in params if param.users), *self.results]:
             type_ = param.type
-            is_stacked = count is not None and _is_sized(type_)
+            is_stacked = count is not None and is_sized(type_)
             with b.builder.at(node):
                 if is_stacked:
                     assert isinstance(type_, TensorType)
                     first = b.call("aten.empty.memory_format", (count, *type_.sizes), dtype=type_.dtype)
                 else:
                     first = b.builder.add("py.list", (), [ListType(type_)]).result
-            last = _carried(reverse.rewriter, node, first, first.type)
+            last = carry(reverse.rewriter, node, first, first.type)
             with b.builder.inside(body):
                 if is_stacked:
                     after = b.call("aten.select_scatter.default", last, param, 0, at)
                 else:
                     after = b.builder.add("py.append", (last, param), [ListType(type_)]).result
-            _yield(reverse.rewriter, body, after)
+            yield_also(reverse.rewriter, body, after)
             self.stacks[param] = node.results[-1], is_stacked
 
     def load(self, number: Arg) -> dict[Value, Arg]:
@@ -261,25 +263,10 @@ def _dear(loop: Node, body: Region) -> list[Value]:
         if record is None or record.product is None or len(node.results) != 1:
             continue
         type_ = node.result.type
-        if _is_sized(type_) and isinstance(type_, TensorType) and type_.strides is None:
+        if is_sized(type_) and isinstance(type_, TensorType) and type_.strides is None:
             dear = cost(node).flops > _FLOPS_A_BYTE * type_.numel * type_.dtype.itemsize
             found += [node.result] if dear else []
     return found
-
-
-def _is_sized(type_: Type) -> bool:
-    return isinstance(type_, TensorType) and type_.shape is not None and all(type(n) is int for n in type_.shape)
-
-
-def _carried(rewriter: Rewriter, node: Node, first: Arg, type_: Type) -> Value:
-    """One more value that a loop carries, without its yield; the parameter of its body."""
-    params = add_carried(rewriter, node, first, type_)
-    add_result(rewriter, node, type_)
-    return params[-1]
-
-
-def _yield(rewriter: Rewriter, region: Region, arg: Arg) -> None:
-    rewriter.set_yields(region, (*region.yields, arg))
 
 
 # --- regions, once more
@@ -287,23 +274,10 @@ def _yield(rewriter: Rewriter, region: Region, arg: Arg) -> None:
 
 def _again(reverse: Reverse, region: Region, known: dict[Value, Arg]) -> tuple[Reverse, dict[Value, Arg]]:
     """Copy a region's nodes to where the builder stands; gradients of the copies, and the copy of each value."""
-    builder = reverse.emitter.builder
     mapping: dict[Value, Arg] = dict(known)
-    for node in list(region):
-        copy = clone_node(node, mapping)
-        for value in _values(copy):
-            value.name = builder.fresh_name()
-        builder.region.insert(copy, builder.before)
+    copy_nodes(reverse.emitter.builder, region, mapping)
     active = reverse.active | {new for old, new in mapping.items() if isinstance(new, Value) and old in reverse.active}
     return reverse.fork(active), mapping
-
-
-def _values(node: Node) -> Iterable[Value]:
-    yield from node.results
-    for region in node.regions:
-        yield from region.params
-        for inner in region:
-            yield from _values(inner)
 
 
 def _mapped(arg: Arg, mapping: dict[Value, Arg]) -> Arg:
@@ -314,6 +288,13 @@ def _free(reverse: Reverse, node: Node) -> list[Value]:
     """Tensors from outside that a node's regions use and that need a gradient."""
     used = dict.fromkeys(taken_by_regions(node))
     return [v for v in used if v in reverse.active and isinstance(v.type, TensorType)]
+
+
+def _check_tuples(reverse: Reverse, node: Node, inner: Reverse) -> None:
+    """Raises: SmeltError (S0303) where a gradient leads to a tuple from outside a region, which has no sum here."""
+    for value in taken_by_regions(node):
+        if not isinstance(value.type, TensorType) and value in inner.grads:
+            raise _cannot(node, f"a gradient leads to %{value.name}, which is {value.type}")
 
 
 def drop_unused(rewriter: Rewriter, region: Region, *, is_copy: bool = False) -> None:
@@ -355,30 +336,3 @@ def _as(b: GraphEmitter, value: Value, type_: TensorType) -> Value:
     if isinstance(found, TensorType) and found.shape == type_.shape:
         return b.call("aten.contiguous.default", value)
     raise SmeltError(f"a gradient {found} does not fit {type_} in a branch or a loop", code="S0303")
-
-
-def _trips(b: GraphEmitter, start: Arg, stop: Arg, step: Arg) -> Arg:
-    """How many iterations a counted loop has."""
-    if isinstance(start, int) and isinstance(stop, int) and isinstance(step, int):
-        return len(range(start, stop, step))
-    length = _minus(b, stop, start)
-    if step != 1:
-        # The smallest number of steps that come to the length: -(length // -step).
-        down = -step if isinstance(step, int) else b.call("py.neg", step)
-        length = b.call("py.neg", b.call("py.floordiv", length, down))
-    return b.call("py.max", length, 0)
-
-
-def _index(b: GraphEmitter, number: Arg, start: Arg, step: Arg) -> Arg:
-    scaled = number if step == 1 else b.call("py.mul", number, step)
-    return scaled if start == 0 else b.call("py.add", scaled, start)
-
-
-def _minus(b: GraphEmitter, a: Arg, c: Arg) -> Arg:
-    if isinstance(a, int) and isinstance(c, int):
-        return a - c
-    return a if c == 0 and isinstance(c, int) else b.call("py.sub", a, c)
-
-
-def _divided(b: GraphEmitter, a: Arg, by: Arg) -> Arg:
-    return a if by == 1 and isinstance(by, int) else b.call("py.floordiv", a, by)

@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from smelt.autodiff.activity import active_values, certain_values, may_depend
+from smelt.autodiff.checkpoints import nest_loops
 from smelt.autodiff.control import drop_unused
+from smelt.autodiff.lists import lists_as_tensors
 from smelt.autodiff.reverse import Reverse
 from smelt.autodiff.spelled import spell_norms
 from smelt.diag import SmeltError
@@ -27,27 +29,33 @@ def computes_gradients(graph: Graph) -> bool:
     return any(node.op == GRADIENT for node in graph.walk())
 
 
-def write_gradients(graph: Graph) -> None:
-    """Write out all gradients that a functional graph computes.
+def write_gradients(graph: Graph, *, memory_budget: float = 1.0) -> None:
+    """Write out all gradients that a functional graph computes. memory_budget: below 1, those of long loops go back
+    from checkpoints.
 
     Raises: SmeltError (S0303) where one has no graph.
     """
     found = [node for node in graph.walk() if node.op == GRADIENT]
     rewriter = Rewriter(graph)
     for node in found:
-        _write(rewriter, node)
+        _write(rewriter, node, memory_budget)
     if found:
         spell_norms(rewriter, graph)
         drop_unused(rewriter, graph.body)
 
 
-def _write(rewriter: Rewriter, node: Node) -> None:
+def _write(rewriter: Rewriter, node: Node, memory_budget: float) -> None:
     region = node.parent
     assert region is not None
     roots, grads, wrt = node.args
     assert isinstance(roots, tuple) and isinstance(grads, tuple) and isinstance(wrt, tuple)
     wanted = [value for value in wrt if isinstance(value, Value)]
     active = active_values(rewriter.graph, wanted)
+    if lists_as_tensors(rewriter.graph, active):
+        active = active_values(rewriter.graph, wanted)
+    if memory_budget < 1:
+        nest_loops(rewriter.graph)
+        active = active_values(rewriter.graph, wanted)
     _check_certain(rewriter.graph, node, roots, wanted)
     reverse = Reverse(rewriter, active)
     reverse.expand(region)

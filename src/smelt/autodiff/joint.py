@@ -16,9 +16,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from smelt.autodiff.activity import active_values, may_depend
+from smelt.autodiff.checkpoints import nest_loops
 from smelt.autodiff.control import drop_unused
+from smelt.autodiff.lists import lists_as_tensors
 from smelt.autodiff.presence import is_uncertain
-from smelt.autodiff.reverse import Reverse
+from smelt.autodiff.reverse import Reverse, of_no_tensor
 from smelt.autodiff.spelled import spell_norms
 from smelt.diag import SmeltError
 from smelt.ir import BOOL, STATE_OPS, Arg, Graph, TensorType, Type, Value
@@ -54,10 +56,11 @@ def joint_graph(
     outputs: Collection[int] | None = None,
     *,
     tells: bool = False,
+    memory_budget: float = 1.0,
 ) -> Joint:
     """The graph with its gradients. wrt: names of inputs and paths of parameters, by default all that can have one.
     outputs: those that have a gradient, by default all that depend on what is asked for. tells: where data decide which
-    gradients there are, the graph says so.
+    gradients there are, the graph says so. memory_budget: below 1, gradients of long loops go back from checkpoints.
 
     The graph must be functional, as `Program.graph` is.
     Raises: SmeltError (S0303) where an operator or a name has no gradient.
@@ -80,6 +83,11 @@ def joint_graph(
             )
     wanted = [sources[name] for name in wrt]
     active = active_values(graph, wanted)
+    if lists_as_tensors(graph, active):
+        active = active_values(graph, wanted)
+    if memory_budget < 1:
+        nest_loops(graph)
+        active = active_values(graph, wanted)
     rewriter = Rewriter(graph)
     builder = rewriter.builder
     count = len(graph.outputs)
@@ -91,6 +99,9 @@ def joint_graph(
     # State is written last: what follows a write would read what it wrote.
     builder.before = next((node for node in graph.body if node.op == "write"), None)
     results = [output for i in differentiated if isinstance(output := graph.outputs[i], Value)]
+    for output in results:
+        if not isinstance(output.type, TensorType):
+            raise of_no_tensor(output)
     given = [
         builder.add_param(graph.body, f"grad_{i}", _apart(output.type))
         for i, output in zip(differentiated, results, strict=True)

@@ -51,6 +51,8 @@ class Reverse:
         default where it has those of the results of the node that is handed through."""
         if grad is None:
             return
+        if not isinstance(value.type, TensorType | TupleType):
+            raise of_no_tensor(value)
         if self.tells:
             key, found = (value, element), self._now if present is None else present
             self._present[key] = self.either(self._present.get(key, False), found)
@@ -217,6 +219,8 @@ class Reverse:
                     self.add(arg, one if isinstance(one, Value) else None, i)
             elif arg in self.active and isinstance(grad, Value):
                 self.add(arg, grad)
+            elif arg in self.active and grad is not None:
+                raise of_no_tensor(arg)
         elif isinstance(arg, tuple) and isinstance(grad, tuple):
             for one, other in zip(arg, grad, strict=True):
                 self._hand_on(one, other)
@@ -267,6 +271,17 @@ def _is_sparse(call: Mapping[str, Arg]) -> bool:
 def _is_real(node: Node) -> bool:
     types = [v.type for v in (*node.operands(), *node.results)]
     return all(not isinstance(t, TensorType) or t.dtype.kind != "complex" for t in types)
+
+
+def of_no_tensor(value: Value) -> SmeltError:
+    """Of a value that a gradient leads to, but that is a list, a dictionary, or anything."""
+    return SmeltError(
+        f"%{value.name} cannot be differentiated",
+        value.node.span if value.node is not None else None,
+        why=f"it is {value.type}, which may hold tensors that have gradients",
+        fix="hand tensors on by themselves, or stacked (torch.stack)",
+        code="S0303",
+    )
 
 
 def _cannot(node: Node, why: str) -> SmeltError:

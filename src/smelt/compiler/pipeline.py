@@ -149,7 +149,7 @@ def functional_graph(
             # Of a product in another dtype the gradient is that of the casts, too.
             detach_islands(graph)
             reports = (*reports, *run_passes(graph, (explicit_casts,), context, check=options.verify))
-        write_gradients(graph)
+        write_gradients(graph, memory_budget=options.memory_budget)
     return graph, reports
 
 

@@ -77,7 +77,7 @@ class Trainable:
     ) -> None:
         self.graph, self.requires, self.options, self._code = graph, tuple(requires), options, code
         self._wrt = [value.name for value, is_wanted in zip(graph.inputs, requires, strict=True) if is_wanted]
-        self._joint: Joint = joint_graph(graph, self._wrt, tells=True)
+        self._joint: Joint = joint_graph(graph, self._wrt, tells=True, memory_budget=options.memory_budget)
         self.differentiated = self._joint.differentiated
         if not is_backward:
             self._check_results()

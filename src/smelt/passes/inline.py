@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from smelt.ir import Arg, Graph, Node, Region, Value, clone_node, map_values
+from smelt.ir import Arg, Graph, Node, Region, Value
 from smelt.passes.base import Pass, PassContext
-from smelt.rewrite import Rewriter, known_range
+from smelt.rewrite import Rewriter, copy_nodes, known_range
 
 
 def _run(graph: Graph, context: PassContext) -> bool:
@@ -48,23 +48,9 @@ def take_apart(rewriter: Rewriter, node: Node) -> None:
 def splice(rewriter: Rewriter, node: Node, region: Region, arguments: Sequence[Arg]) -> None:
     """Put a region's nodes in its node's place; its parameters become the arguments, its yields the results."""
     mapping: dict[Value, Arg] = dict(zip(region.params, arguments, strict=True))
-    for inner in region:
-        copy = clone_node(inner, mapping)
-        for value in _defined_by(copy):
-            value.name = rewriter.builder.fresh_name()
-        if node.parent is not None:
-            node.parent.insert(copy, node)
-        rewriter.adopt(copy)
-    rewriter.replace_node(node, [map_values(a, lambda v: mapping.get(v, v)) for a in region.yields])
-
-
-def _defined_by(node: Node) -> list[Value]:
-    found = list(node.results)
-    for region in node.regions:
-        found.extend(region.params)
-        for inner in region:
-            found.extend(_defined_by(inner))
-    return found
+    with rewriter.builder.at(node):
+        results = copy_nodes(rewriter.builder, region, mapping, rewriter.adopt)
+    rewriter.replace_node(node, results)
 
 
 inline = Pass("inline", "%1, %2 = unpack (%a, %b)   ==>   use %a for %1 and %b for %2", _run)

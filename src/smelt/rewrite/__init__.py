@@ -2,7 +2,15 @@
 
 from smelt.rewrite.driver import Rule, apply_rules
 from smelt.rewrite.pattern import Anything, Literal, Match, Op, Pattern, any_of, anything, literal, match, op
-from smelt.rewrite.regions import add_carried, add_result, carried_params, drop_results, first_carried, known_range
+from smelt.rewrite.regions import (
+    add_carried,
+    add_result,
+    carried_params,
+    copy_nodes,
+    drop_results,
+    first_carried,
+    known_range,
+)
 from smelt.rewrite.rewriter import Event, Rewriter, common_scope
 
 __all__ = [
@@ -21,6 +29,7 @@ __all__ = [
     "apply_rules",
     "carried_params",
     "common_scope",
+    "copy_nodes",
     "drop_results",
     "first_carried",
     "known_range",

@@ -5,9 +5,9 @@ Invariant: results, yields and, for loops, first values and parameters stay in p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from smelt.ir import Arg, Node, Type, Value
+from smelt.ir import Arg, Builder, Node, Region, Type, Value, clone_node, map_values
 from smelt.rewrite.rewriter import Event, Rewriter
 
 
@@ -17,6 +17,32 @@ def known_range(node: Node) -> range | None:
         return None
     bounds = [bound for bound in node.args[:3] if type(bound) is int]
     return range(*bounds) if len(bounds) == 3 and bounds[2] else None
+
+
+def copy_nodes(
+    builder: Builder, region: Region, mapping: dict[Value, Arg], on_copy: Callable[[Node], None] | None = None
+) -> tuple[Arg, ...]:
+    """Copy a region's nodes to where the builder stands, under new names; what the region yields, as copied.
+
+    mapping: what stands for the region's parameters, and for whatever else is not to be what it was; the copies of all
+    values are added. on_copy: is told of each copy.
+    """
+    for node in list(region):
+        copy = clone_node(node, mapping)
+        for value in _defined_by(copy):
+            value.name = builder.fresh_name()
+        builder.region.insert(copy, builder.before)
+        if on_copy is not None:
+            on_copy(copy)
+    return tuple(map_values(arg, lambda v: mapping.get(v, v)) for arg in region.yields)
+
+
+def _defined_by(node: Node) -> Iterable[Value]:
+    yield from node.results
+    for region in node.regions:
+        yield from region.params
+        for inner in region:
+            yield from _defined_by(inner)
 
 
 def first_carried(node: Node) -> int:
