@@ -20,7 +20,7 @@ from tests.ingots_c.test_calls import alike
 
 pytestmark = pytest.mark.nightly
 
-_LEAST = 0.55
+_LEAST = 0.6
 
 
 def outcome(name: str, folder: Path) -> str:
@@ -67,5 +67,5 @@ def test_architectures(tmp_path: Path) -> None:
         found[name] = outcome(name, folder)
     tried = {name: what for name, what in found.items() if what}
     share = sum(what == "exported" for what in tried.values()) / len(tried)
-    assert share >= _LEAST, tried
+    assert share >= _LEAST, (share, tried)
     assert all(what == "exported" or "aten." in what or "Python" in what for what in tried.values()), tried

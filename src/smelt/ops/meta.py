@@ -52,7 +52,7 @@ MOST_TRIED = 1 << 24
 # Elements up to which a run on real zeros is sooner done than the import behind torch's meta kernels.
 _QUICK_NUMEL = 1 << 22
 # Operators besides the pointwise ones whose results are no larger than their operands together.
-_SHRINKING = sets.where(Trait.SHRINKS) | {"aten.nanmean.default"}
+_SHRINKING = sets.where(Trait.SHRINKS)
 # Those of them whose result lies otherwise on the CPU than without data: row by row, however the operand lies.
 _LAID_BY_CPU = frozenset(
     f"aten.{name}" for name in (

@@ -1,10 +1,10 @@
 """See attention where it is spelled out, and run it as one operator.
 
     %1 = matmul %q, (transpose %k)            %1 = scaled_dot_product_attention %q, %k, %v, %mask, scale = s
-    %2 = mul %1, s                            %2 = add (sum (mul %q, 0)), (nanmean (sum (mul %k, 0)))
-    %3 = add %2, %mask               ==>      %3 = add %2, (mul (amax %mask), 0)
-    %4 = softmax %3, -1                       %4 = add %1, %3
-    %5 = matmul %4, %v
+    %2 = mul %1, s                            %2 = amin (nan_to_num (sum (mul %k, 0)), inf)
+    %3 = add %2, %mask               ==>      %3 = add (sum (mul %q, 0)), (mul %2, 0)
+    %4 = softmax %3, -1                       %4 = add %3, (mul (amax %mask), 0)
+    %5 = matmul %4, %v                        %5 = add %1, %4
 
 The kernel answers 0 for a query whose scores are all -inf or NaN; spelled out, its softmax is NaN. So a term is added
 that is 0, and NaN where the query is not finite, where no key is, or where the mask's row is all -inf, or holds NaN or

@@ -1,12 +1,14 @@
 """The term that keeps NaN where spelled-out attention has it and the operator does not: built, and found again.
 
-    %1 = sum (mul %q, 0), -1;  %2 = nanmean (sum (mul %k, 0), -1), -2;  %3 = amax %mask, -1       # (%2 for each q head)
-    guard = add (add %1, %2), (mul %3, 0)                     # 0, or NaN
+    %1 = sum (mul %q, 0), -1;  %2 = amin (nan_to_num (sum (mul %k, 0), -1), inf), -2;  %3 = amax %mask, -1
+    guard = add (add %1, (mul %2, 0)), (mul %3, 0)           # 0, or NaN; %2: inf if no key is finite, for each q head
 
 Invariant: what `guard_nodes` finds is what `guard` builds, whatever else the passes did around it.
 """
 
 from __future__ import annotations
+
+from math import inf
 
 from smelt.ir import Arg, Node, Value
 from smelt.ops.lowering import GraphEmitter
@@ -15,7 +17,8 @@ from smelt.passes.matching import scalar_of, static_tensor
 
 ATTENTION = "aten.scaled_dot_product_attention.default"
 _ADD, _MUL, _SUM = "aten.add.Tensor", "aten.mul.Tensor", "aten.sum.dim_IntList"
-_MEAN, _MAX, _REPEAT = "aten.nanmean.default", "aten.amax.default", "aten.repeat_interleave.self_int"
+_LEAST, _MAX, _REPEAT = "aten.amin.default", "aten.amax.default", "aten.repeat_interleave.self_int"
+_FILLED = "aten.nan_to_num.default"
 
 
 def guard(emit: GraphEmitter, query: Value, key: Value, mask: Value | None) -> Value:
@@ -23,11 +26,12 @@ def guard(emit: GraphEmitter, query: Value, key: Value, mask: Value | None) -> V
     # 0 times anything finite is 0, times inf or NaN it is NaN.
     per_query = emit.call(_SUM, emit.call(_MUL, query, 0.0), (-1,), True)
     per_key = emit.call(_SUM, emit.call(_MUL, key, 0.0), (-1,), True)
-    mean = emit.call(_MEAN, per_key, (-2,), True)
+    least = emit.call(_LEAST, emit.call(_FILLED, per_key, inf), (-2,), True)
+    all_keys = emit.call(_MUL, least, 0.0)
     heads, shared = (_heads(v) for v in (query, key))
     if heads != shared:
-        mean = emit.call(_REPEAT, mean, heads // shared, 1)
-    made = emit.call(_ADD, per_query, mean)
+        all_keys = emit.call(_REPEAT, all_keys, heads // shared, 1)
+    made = emit.call(_ADD, per_query, all_keys)
     if mask is None:
         return made
     largest = emit.call(_MAX, mask, (-1,), True)
@@ -70,12 +74,12 @@ def _is_guard(value: Arg, query: Arg, key: Arg, mask: Arg, found: list[Node]) ->
         total = _operands(total[0], _ADD, found)
     if total is None:
         return False
-    mean = total[1]
-    repeated = _made_by(mean, _REPEAT, found)
+    all_keys = total[1]
+    repeated = _made_by(all_keys, _REPEAT, found)
     if repeated is not None:
         # Heads that share keys: sizes leave one number of repetitions.
-        mean = call_of(repeated)["self"] if call_of(repeated)["dim"] == 1 else None
-    per_key = _of(mean, _MEAN, found)
+        all_keys = call_of(repeated)["self"] if call_of(repeated)["dim"] == 1 else None
+    per_key = _filled(_of(_scaled(all_keys, found), _LEAST, found), found)
     return (
         _scaled(_of(total[0], _SUM, found), found) is query
         and _scaled(_of(per_key, _SUM, found), found) is key
@@ -103,8 +107,16 @@ def _of(value: Arg, op: str, found: list[Node]) -> Arg:
     node = _made_by(value, op, found)
     if node is None or call_of(node)["keepdim"] is not True:
         return None
-    dims = (-2,) if op == _MEAN else (-1,)
+    dims = (-2,) if op == _LEAST else (-1,)
     return call_of(node)["self"] if call_of(node)["dim"] == dims else None
+
+
+def _filled(value: Arg, found: list[Node]) -> Arg:
+    """What has infinities in place of NaN; None for anything else."""
+    node = _made_by(value, _FILLED, found)
+    if node is None or call_of(node)["nan"] != inf or call_of(node)["posinf"] is not None:
+        return None
+    return call_of(node)["self"]
 
 
 def _scaled(value: Arg, found: list[Node]) -> Arg:
