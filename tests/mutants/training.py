@@ -175,7 +175,7 @@ CONTROL = (
     Mutant(
         "loop: iterations forwards",
         "autodiff/control.py",
-        "j = _minus(b, _minus(b, count, 1), at)",
+        "j = minus(b, minus(b, count, 1), at)",
         "j = at",
         "the gradient of a loop goes through its iterations in the order of the loop",
         (f"{_CONTROL}::test_gradients",),
@@ -190,7 +190,7 @@ CONTROL = (
     ),
     Mutant(
         "loop: a step",
-        "autodiff/control.py",
+        "autodiff/loops.py",
         'scaled = number if step == 1 else b.call("py.mul", number, step)',
         "scaled = number",
         "the gradient of a loop in steps counts by ones",

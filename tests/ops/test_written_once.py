@@ -40,9 +40,11 @@ def _tables() -> list[str]:
 
 
 def test_few_tables_outside_the_catalogue_name_operators() -> None:
-    """Rules of one backend by operator, names of Python's and libm's functions; no facts of operators."""
+    """Rules of one backend by operator, names of Python's, libm's and TorchScript's functions, what a file may ask a
+    reader without the catalogue to run; no facts of operators.
+    """
     tables = _tables()
-    assert len(tables) <= 25, "a fact of operators belongs in their records:\n" + "\n".join(tables)
+    assert len(tables) <= 30, "a fact of operators belongs in their records:\n" + "\n".join(tables)
 
 
 @pytest.mark.spread(2)

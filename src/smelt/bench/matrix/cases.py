@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import relu, silu
+from torch.nn.functional import relu
 
 from smelt.bench.decode import Decoder, decode_arguments
 from smelt.bench.models import Built, Model, Positional, transformer
@@ -39,11 +39,11 @@ class Residual(nn.Module):
         super().__init__()
         self.norm1, self.conv1 = nn.GroupNorm(8, inside), nn.Conv2d(inside, out, 3, padding=1)
         self.norm2, self.conv2 = nn.GroupNorm(8, out), nn.Conv2d(out, out, 3, padding=1)
-        self.time, self.skip = nn.Linear(time, out), nn.Conv2d(inside, out, 1)
+        self.time, self.skip, self.act = nn.Linear(time, out), nn.Conv2d(inside, out, 1), nn.SiLU()
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        h = self.conv1(silu(self.norm1(x))) + self.time(t)[:, :, None, None]
-        return self.skip(x) + self.conv2(silu(self.norm2(h)))
+        h = self.conv1(self.act(self.norm1(x))) + self.time(t)[:, :, None, None]
+        return self.skip(x) + self.conv2(self.act(self.norm2(h)))
 
 
 class DiffusionStep(nn.Module):
