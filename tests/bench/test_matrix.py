@@ -241,6 +241,8 @@ def test_the_file_reads_back_and_the_table_has_every_row(tmp_path: Path) -> None
         wide.print(table(whole))
     assert all(word in shown.get() for word in ("eager", "smelt", "no type [x]", "2.00", "200"))
     assert "other work ran meanwhile" in text_of(whole)
+    assert "--cpu-time" in text_of(replace(whole, clock=ONE, load=3.0))
+    assert "other work" not in text_of(replace(whole, clock=ONE))
     (tmp_path / "bad.json").write_text("[]")
     with pytest.raises(ValueError, match="not what `smelt matrix` wrote"):
         read(tmp_path / "bad.json")

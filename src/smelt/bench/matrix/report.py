@@ -85,6 +85,8 @@ def text_of(matrix: Matrix) -> str:
     told = [machine.get("cpu", ""), f"torch {machine.get('torch', '')}", f"load {matrix.load:.1f}"]
     if matrix.clock.cpu:
         told.append("times of the processor, not of the clock: other work ran meanwhile")
+    elif matrix.load > matrix.clock.threads + 0.5:
+        told.append("other work ran meanwhile, which these times include: repeat it later, or with --cpu-time")
     return "\n".join([*lines, "", ", ".join(told)])
 
 
