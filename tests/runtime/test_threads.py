@@ -345,20 +345,19 @@ def test_one_thread_does_all_for_longer_where_that_comes_again(machine_code: byt
     x = torch.randn(ITEMS, N)
     words = team_words()
 
-    def call(stall: int, work: int) -> int:
-        """Milliseconds for which one thread does all from now on."""
+    def rests(least_ms: int, stall: int, work: int) -> bool:
+        """Whether one thread does all for so long from some moment of a call on."""
         words[TeamWord.REST_UNTIL], words[TeamWord.STALL], words[TeamWord.WORK] = 0, stall, work
         before = time.monotonic_ns()
         executable.call(x)
-        return int(max(words[TeamWord.REST_UNTIL] - before, 0) / 1e6)
+        return bool(before <= words[TeamWord.REST_UNTIL] - least_ms * 1_000_000 <= time.monotonic_ns())
 
     words[TeamWord.RESTS] = 0
-    lengths = [call(10**12, 0) for _ in range(5)]
-    assert all(least <= length < least + 10 for least, length in zip((20, 40, 80, 160, 160), lengths, strict=True))
-    assert call(0, 10**9) == 0 and words[TeamWord.RESTS] == 2  # so much work without a wait
-    assert 80 <= call(10**12, 0) < 90
+    assert all(rests(ms, 10**12, 0) for ms in (20, 40, 80, 160, 160))
+    assert not rests(0, 0, 10**9) and words[TeamWord.REST_UNTIL] == 0 and words[TeamWord.RESTS] == 2  # no wait
+    assert rests(80, 10**12, 0)
     for _ in range(5):
-        call(0, 10**9)
+        rests(0, 0, 10**9)
     assert words[TeamWord.RESTS] == 0
     words[TeamWord.WORK] = words[TeamWord.STALL] = words[TeamWord.REST_UNTIL] = 0
 
