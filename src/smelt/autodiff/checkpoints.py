@@ -15,6 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isqrt
 
+from smelt.autodiff.activity import active_values
+from smelt.autodiff.lists import lists_as_tensors
+from smelt.autodiff.loops import number_at
 from smelt.ir import INT, Arg, Graph, Node, TensorType, Value
 from smelt.ops.effects import effects
 from smelt.ops.lowering import GraphEmitter
@@ -22,6 +25,17 @@ from smelt.rewrite import Rewriter, copy_nodes, known_range
 
 _LEAST = 16
 """Iterations of a loop that is worth it: of fewer, twice the root is hardly less."""
+
+
+def active_in_loops(graph: Graph, wanted: Sequence[Value], *, nests: bool) -> set[Value]:
+    """The values that depend on what is wanted, in a graph whose loops have the form that gradients need: what they
+    gather in lists is one tensor. nests: long ones are to need little memory.
+    """
+    active = active_values(graph, wanted)
+    changed = lists_as_tensors(graph, active)
+    if nests:
+        nest_loops(graph)
+    return active_values(graph, wanted) if changed or nests else active
 
 
 def nest_loops(graph: Graph) -> None:
@@ -57,7 +71,7 @@ def _nest(rewriter: Rewriter, loop: Node, numbers: range) -> None:
             now = [builder.add_param(body, "", param.type) for param in carried]
             with builder.inside(body):
                 number = emitter.call("py.add", emitter.call("py.mul", q, inner), r)
-                yields = _again(rewriter, loop, (_counted(emitter, numbers, number), *now))
+                yields = _again(rewriter, loop, (number_at(emitter, number, numbers.start, numbers.step), *now))
             rewriter.set_yields(body, yields)
         rewriter.set_yields(around, tuple(within.results))
         results = list(made.results)
@@ -70,11 +84,6 @@ def _nest(rewriter: Rewriter, loop: Node, numbers: range) -> None:
             rewriter.set_yields(body, yields)
             results = list(last.results)
     rewriter.replace_node(loop, results)
-
-
-def _counted(b: GraphEmitter, numbers: range, number: Value) -> Arg:
-    found = number if numbers.step == 1 else b.call("py.mul", number, numbers.step)
-    return found if numbers.start == 0 else b.call("py.add", found, numbers.start)
 
 
 def _again(rewriter: Rewriter, loop: Node, params: Sequence[Arg]) -> tuple[Arg, ...]:

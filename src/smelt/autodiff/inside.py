@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from smelt.autodiff.activity import active_values, certain_values, may_depend
-from smelt.autodiff.checkpoints import nest_loops
+from smelt.autodiff.activity import certain_values, may_depend
+from smelt.autodiff.checkpoints import active_in_loops
 from smelt.autodiff.control import drop_unused
-from smelt.autodiff.lists import lists_as_tensors
 from smelt.autodiff.reverse import Reverse
 from smelt.autodiff.spelled import spell_norms
 from smelt.diag import SmeltError
@@ -37,25 +36,21 @@ def write_gradients(graph: Graph, *, memory_budget: float = 1.0) -> None:
     """
     found = [node for node in graph.walk() if node.op == GRADIENT]
     rewriter = Rewriter(graph)
-    for node in found:
-        _write(rewriter, node, memory_budget)
+    for number, node in enumerate(found):
+        # Once: the loops that a gradient has been written as are short, and not to be nested again.
+        _write(rewriter, node, nests=memory_budget < 1 and number == 0)
     if found:
         spell_norms(rewriter, graph)
         drop_unused(rewriter, graph.body)
 
 
-def _write(rewriter: Rewriter, node: Node, memory_budget: float) -> None:
+def _write(rewriter: Rewriter, node: Node, *, nests: bool) -> None:
     region = node.parent
     assert region is not None
     roots, grads, wrt = node.args
     assert isinstance(roots, tuple) and isinstance(grads, tuple) and isinstance(wrt, tuple)
     wanted = [value for value in wrt if isinstance(value, Value)]
-    active = active_values(rewriter.graph, wanted)
-    if lists_as_tensors(rewriter.graph, active):
-        active = active_values(rewriter.graph, wanted)
-    if memory_budget < 1:
-        nest_loops(rewriter.graph)
-        active = active_values(rewriter.graph, wanted)
+    active = active_in_loops(rewriter.graph, wanted, nests=nests)
     _check_certain(rewriter.graph, node, roots, wanted)
     reverse = Reverse(rewriter, active)
     reverse.expand(region)

@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from smelt.autodiff.activity import active_values, may_depend
-from smelt.autodiff.checkpoints import nest_loops
+from smelt.autodiff.activity import may_depend
+from smelt.autodiff.checkpoints import active_in_loops
 from smelt.autodiff.control import drop_unused
-from smelt.autodiff.lists import lists_as_tensors
 from smelt.autodiff.presence import is_uncertain
 from smelt.autodiff.reverse import Reverse, of_no_tensor
 from smelt.autodiff.spelled import spell_norms
@@ -82,12 +81,7 @@ def joint_graph(
                 f"{name} is {sources[name].type}", why="only floating-point tensors have gradients", code="S0303"
             )
     wanted = [sources[name] for name in wrt]
-    active = active_values(graph, wanted)
-    if lists_as_tensors(graph, active):
-        active = active_values(graph, wanted)
-    if memory_budget < 1:
-        nest_loops(graph)
-        active = active_values(graph, wanted)
+    active = active_in_loops(graph, wanted, nests=memory_budget < 1)
     rewriter = Rewriter(graph)
     builder = rewriter.builder
     count = len(graph.outputs)

@@ -8,6 +8,7 @@ from smelt.rewrite import Rewriter, add_carried, add_result
 
 
 def is_sized(type_: Type) -> bool:
+    """Whether it is a tensor of known sizes."""
     return isinstance(type_, TensorType) and type_.shape is not None and all(type(n) is int for n in type_.shape)
 
 
@@ -19,6 +20,7 @@ def carry(rewriter: Rewriter, node: Node, first: Arg, type_: Type) -> Value:
 
 
 def yield_also(rewriter: Rewriter, region: Region, arg: Arg) -> None:
+    """Yield one more value."""
     rewriter.set_yields(region, (*region.yields, arg))
 
 
@@ -35,6 +37,7 @@ def count_of(b: GraphEmitter, start: Arg, stop: Arg, step: Arg) -> Arg:
 
 
 def number_at(b: GraphEmitter, number: Arg, start: Arg, step: Arg) -> Arg:
+    """What a loop counts in the iteration of a number."""
     scaled = number if step == 1 else b.call("py.mul", number, step)
     return scaled if start == 0 else b.call("py.add", scaled, start)
 
