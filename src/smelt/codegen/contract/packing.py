@@ -29,8 +29,13 @@ class Packing:
 
     @property
     def panels(self) -> int:
-        """How many panels there are: the kernel's items."""
+        """How many panels there are."""
         return -(-self.n // self.tiling.panel)
+
+    @property
+    def items(self) -> int:
+        """The kernel's items."""
+        return self.panels
 
     @property
     def panel_nelements(self) -> int:

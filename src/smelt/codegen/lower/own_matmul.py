@@ -35,6 +35,7 @@ from smelt.codegen.fusion.pull import Memory
 from smelt.codegen.fusion.tidy import mapped
 from smelt.codegen.kernels.nest import ACC, Const, Expr, Index, Load, Op, Ref
 from smelt.codegen.llvm.isa import Isa
+from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, row_major, tensor_type
 from smelt.codegen.lower.geometry import Geometry
@@ -218,13 +219,14 @@ def lower_own_matmul(ctx: Context, own: OwnMatmul) -> None:
     lies, right = _right(ctx, own, m)
     left = _left(ctx, own, takes_dots(m, lies) or dtype is DType.BF16)
     added = None if own.added is None else _added(ctx, own.added)
-    batches = _batches(own, left.geometry, right.geometry, None if added is None else added.geometry)
+    added_geometry = None if added is None else added.geometry
+    batches = _batches(own, left.geometry, right.geometry, added_geometry)
     if batches is None:
         left, right = (ctx.with_strides(p, row_major(p.geometry.sizes).strides) for p in (left, right))
         lies = "columns" if own.is_transposed else "rows"
-        batches = _batches(own, left.geometry, right.geometry, None if added is None else added.geometry)
+        batches = _batches(own, left.geometry, right.geometry, added_geometry)
         assert batches is not None, "it was found for dense operands before"
-    m, batches = _as_rows(m, batches, left.geometry, added.geometry if added else None)
+    m, batches = _as_rows(m, batches, left.geometry, added_geometry)
     fused = _fused(ctx, own, added, batches, m)
     step = _steps(right.geometry, own.is_transposed)[0 if lies == "rows" else 1]
     row, along_k = left.geometry.strides[-2:]
@@ -242,49 +244,48 @@ def lower_own_matmul(ctx: Context, own: OwnMatmul) -> None:
         m, n, k, row, along_k, panel, step, n, 0, batches.sizes[1], *batches.left, *batches.right, *batches.out
     )
     plan = plan_product(isa, dtype, lies, problem, batches.count, fused.bound, tiled=tiles is not None)
-    slots = left_slot, right_slot
     out = ctx.buffer(own.result, sizes)
     nbytes = (batches.count * m * (n + k) + k * n) * dtype.itemsize
     about = About(
         f"{dtype} {batches.count}x {m}x{n}x{k} ({plan.kind})", (own.node, *own.nodes), nbytes,
         2 * batches.count * m * n * k,
     )  # fmt: skip
-    emit(ctx, plan, slots, out, fused, _eager(own, fused.values, panels, tiles), about)
+    emit(ctx, plan, (left_slot, right_slot), out, fused, _eager(own, fused.values, panels, tiles), about)
 
 
 def _emit_tiles(ctx: Context, own: OwnMatmul, packing: TilePacking, matrix: int, step: int) -> int:
-    """Append the launch that packs the left matrix into memory of the arena; the slot of its tiles."""
-    dtype = tensor_type(own.node.result).dtype
-    tiles = ctx.builder.arena(row_major((packing.nelements,)), dtype_to_torch(dtype))
-    nbytes = 2 * packing.nelements * dtype.itemsize
-    launch(
-        ctx, tile_packing_source(packing.tiling), (matrix, tiles.slot), packing.words(step),
-        items=packing.items, eager=lambda left, out: out.copy_(tiles_by_torch(left, packing)), writes=(1,),
-        item_ns=nbytes / packing.items / BYTES_PER_NS, label="tiles of a product", may_refuse=False,
-        about=About(f"{dtype} {packing.m}x{packing.k}", (own.node,), nbytes),
-    )  # fmt: skip
-    return tiles.slot
+    """Append the launch that packs the left matrix; the slot of its tiles."""
+    source, words = tile_packing_source(packing.tiling), packing.words(step)
+    return _emit_packing(ctx, own, packing, matrix, source, words, "tiles", lambda left: tiles_by_torch(left, packing))
 
 
 def _emit_panels(ctx: Context, own: OwnMatmul, packing: Packing, matrix: int, lies: Right, step: int) -> int:
-    """Append the launch that packs the right matrix into memory of the arena; the slot of its panels."""
-    dtype = tensor_type(own.node.result).dtype
-    panels = ctx.builder.arena(row_major((packing.nelements,)), dtype_to_torch(dtype))
-    along_columns = lies == "columns"
-    is_transposed = own.is_transposed
+    """Append the launch that packs the right matrix; the slot of its panels."""
+    along_columns, is_transposed = lies == "columns", own.is_transposed
 
-    def eager(right: torch.Tensor, out: torch.Tensor) -> None:
+    def packed(right: torch.Tensor) -> torch.Tensor:
         weight = right if is_transposed else right.transpose(-1, -2)
-        out.copy_(packed_by_torch(weight.reshape(weight.shape[-2:]), packing))
+        return packed_by_torch(weight.reshape(weight.shape[-2:]), packing)
 
-    nbytes = 2 * packing.nelements * dtype.itemsize
+    source, words = packing_source(packing.tiling, along_columns), packing.words(step, along_columns)
+    return _emit_packing(ctx, own, packing, matrix, source, words, "panels", packed)
+
+
+def _emit_packing(
+    ctx: Context, own: OwnMatmul, packing: Packing | TilePacking, matrix: int, source: KernelSource,
+    words: tuple[int, ...], what: str, packed: Callable[[torch.Tensor], torch.Tensor],
+) -> int:  # fmt: skip
+    """Append the launch that packs a matrix into memory of the arena; its slot. packed: the same in torch."""
+    dtype = tensor_type(own.node.result).dtype
+    made = ctx.builder.arena(row_major((packing.nelements,)), dtype_to_torch(dtype))
+    lines, nbytes = packing.n if isinstance(packing, Packing) else packing.m, 2 * packing.nelements * dtype.itemsize
     launch(
-        ctx, packing_source(packing.tiling, along_columns), (matrix, panels.slot), packing.words(step, along_columns),
-        items=packing.panels, eager=eager, writes=(1,), item_ns=nbytes / packing.panels / BYTES_PER_NS,
-        label="panels of a product", may_refuse=False,
-        about=About(f"{dtype} {packing.n}x{packing.k}", (own.node,), nbytes),
+        ctx, source, (matrix, made.slot), words, items=packing.items,
+        eager=lambda given, out: out.copy_(packed(given)), writes=(1,),
+        item_ns=nbytes / packing.items / BYTES_PER_NS, label=f"{what} of a product", may_refuse=False,
+        about=About(f"{dtype} {lines}x{packing.k}", (own.node,), nbytes),
     )  # fmt: skip
-    return panels.slot
+    return made.slot
 
 
 def _lower_column(ctx: Context, own: OwnMatmul, isa: Isa) -> None:
