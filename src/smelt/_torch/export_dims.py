@@ -5,14 +5,15 @@ Invariant: nothing of torch.export is imported; a value of its classes is known 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from smelt.diag.records import record
 
 _MODULE = "torch.export.dynamic_shapes"
 _HINTS = ("AUTO", "DYNAMIC", "STATIC")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ExportDim:
     """kind: a named size, one of torch's hints, or what has no meaning here (sizes derived from others)."""
 

@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from smelt._torch import shim
+from smelt.diag.records import record
 
 FROM = "torch_tensor_from_pyobject"
 TO = "torch_tensor_to_pyobject"
@@ -55,7 +55,7 @@ class NoHandle(RuntimeError):
     """This tensor cannot be described to the C library (only without torch's private functions)."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Bridge:
     """The ways across that exist here; see the module's head. `lend_offset` is that of the reference in the object."""
 

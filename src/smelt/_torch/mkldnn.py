@@ -9,13 +9,13 @@ every batch size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from smelt._torch import shim
+from smelt.diag.records import record
 
 LINEAR = "aoti_torch_cpu__linear_pointwise"
 LINEAR_BINARY = "aoti_torch_cpu__linear_pointwise_binary"
@@ -24,7 +24,7 @@ CONVOLUTION_BINARY = "aoti_torch_cpu_mkldnn__convolution_pointwise_binary"
 MKL_LINEAR = "aoti_torch_cpu__mkl_linear"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PostOp:
     """What oneDNN fuses behind a product: its name there, the operator, and the same in eager's own."""
 

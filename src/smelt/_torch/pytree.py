@@ -7,10 +7,10 @@ treats such objects as plain Python objects; where there are no functions on tre
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from smelt.diag import CaptureError
+from smelt.diag.records import record
 
 try:
     import torch.utils._pytree as _pytree
@@ -33,7 +33,7 @@ tree_leaves: Any = getattr(_pytree, "tree_leaves", _absent)
 tree_unflatten: Any = getattr(_pytree, "tree_unflatten", _absent)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NodeKind:
     """How a registered class comes apart and together.
 

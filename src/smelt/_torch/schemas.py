@@ -7,11 +7,13 @@ the same object comes from `torch._C._get_schema`. The classes of operators are 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import Any
 
 import torch
+
+from smelt.diag.records import record
 
 OpOverload: Any = type(torch.ops.aten.add.Tensor)
 OPERATORS: tuple[type, ...] = (OpOverload, type(torch.ops.aten.add))
@@ -19,7 +21,7 @@ OPERATORS: tuple[type, ...] = (OpOverload, type(torch.ops.aten.add))
 _Namespace: Any = type(torch.ops.aten)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Argument:
     """One argument or result of a schema.
 
@@ -49,7 +51,7 @@ class Argument:
         return "List[" in self.type
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Schema:
     """What an overload takes and gives.
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
 from smelt._torch import shim
+from smelt.diag.records import record
 
 CALL = "torch_call_dispatcher"
 NEW_HANDLE = "aoti_torch_new_tensor_handle"
@@ -33,28 +33,28 @@ DELETERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Bits:
     """A number, or 0 for None."""
 
     value: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Handle:
     """A new handle to the tensor in a slot."""
 
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cell:
     """A new cell around the word of a present optional."""
 
     word: Word
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class List:
     """A new list."""
 

@@ -17,7 +17,6 @@ import ctypes
 import platform
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from smelt._torch import shim, state
 from smelt._torch.autocast import no_autocast
+from smelt.diag.records import record
 
 KEYS = "_ZN3c104impl26raw_local_dispatch_key_setE"
 AUTOGRAD = "_ZN3c1013AutogradState13get_tls_stateEv"
@@ -48,7 +48,7 @@ _STATE_WORDS = 5  # of the thread's autograd state, at most
 _FLAG = "_is_compiling_flag"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Value:
     """function(argument) & mask == value."""
 
@@ -58,7 +58,7 @@ class Value:
     value: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Pointed:
     """The words at function(argument), each under its mask, are these: (mask, value) pairs."""
 
@@ -67,7 +67,7 @@ class Pointed:
     words: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Memory:
     """The word at this address & mask == value."""
 
@@ -76,7 +76,7 @@ class Memory:
     value: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NoArgs:
     """A builtin without arguments returns this very object, or (is_text) an equal string."""
 
@@ -85,7 +85,7 @@ class NoArgs:
     is_text: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Asked:
     """A Python callable returns True."""
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import ctypes
 import sysconfig
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -25,6 +24,7 @@ import torch
 
 from smelt._torch import handles, shim
 from smelt._torch.storage import nbytes_spanned
+from smelt.diag.records import record
 
 LAYOUT = "tensor layout"
 REQUIRES_GRAD = "_ZNK3c1010TensorImpl13requires_gradEv"
@@ -34,7 +34,7 @@ _STORAGE_WORDS = 6
 _COUNTER_WORDS = 3
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorLayout:
     """Byte offsets: `impl` in the object; `data` in the storage; `count` in the version counter; others in the
     implementation. capacity: how many dimensions lie inside it, sizes first, then as many strides.

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from smelt.diag.records import record
 from smelt.diag.span import Span
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Code:
     """A catalogue entry: the code's number and a one-line title."""
 

@@ -6,11 +6,12 @@ combined within each. Kernels are numbered in the order in which a plan launches
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from smelt.diag.records import record
 
-@dataclass(frozen=True, slots=True)
+
+@record
 class Tile:
     """A loop in blocks of `size` iterations; the loop over the blocks goes around all loops that are there."""
 
@@ -19,7 +20,7 @@ class Tile:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Vectorize:
     """Vectors of `lanes` elements along a loop: 1 for one element at a time, None for whole registers."""
 
@@ -28,7 +29,7 @@ class Vectorize:
     lanes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Unroll:
     """A loop's body `times` times in a row; along the vectorized loop so many vectors at once. None: all iterations."""
 
@@ -37,7 +38,7 @@ class Unroll:
     times: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Parallel:
     """A loop spread over threads, `iterations` of it as one piece of work: its tiles where it is tiled."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from smelt.diag.errors import SmeltError
 from smelt.diag.loops import LoopStep, Parallel, Tile, Unroll, Vectorize
+from smelt.diag.records import record
 
 Numerics = Literal["default", "fast", "eager-library"]
 Products = Literal["default", "bf16"]
@@ -49,7 +50,7 @@ def _as_names(value: Any) -> Any:
     return tuple(value) if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)) else value
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Options:
     """How a program is compiled and run.
 

@@ -6,10 +6,12 @@ Invariant: a span is plain data (no frame, no code object), so it can be printed
 from __future__ import annotations
 
 import linecache
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from smelt.diag.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Span:
     """One place in the user's source: `file`, 1-based `line`, and the qualified name of the function it is in.
 

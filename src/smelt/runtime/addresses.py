@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from smelt._torch import shim
+from smelt.diag.records import distinct_record
 from smelt.runtime.heap import advises
 from smelt.runtime.kernels import kernels
 from smelt.runtime.plan import KernelCode
@@ -25,7 +25,7 @@ else:
     _Int = object
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class Symbol(_Int):
     """An address that is known where the table is run: `offset` bytes behind what `kind` and `name` say."""
 

@@ -19,11 +19,11 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from smelt.diag import SmeltWarning, user_level
+from smelt.diag.records import record
 
 _MAGIC = b"SMELTOBJ"
 _VERSION = 2
@@ -189,7 +189,7 @@ def code_cache(folder: str, limit_mb: int = 512) -> CodeCache:
     return CodeCache(folder, limit_mb)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CacheFile:
     """A file of the cache's folder. `is_entry`: not the remains of a writer that was killed; `kind`: "" for machine
     code.

@@ -9,13 +9,13 @@ Invariant: blocks nest, an `Exit` stands in its loop and in no branch of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from smelt.diag import InternalError
+from smelt.diag.records import record
 from smelt.runtime.plan import Branch, End, Exit, Instruction, Loop, Otherwise
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Block:
     """A branch or loop: its first and last instruction by index, and that between a branch's two arms."""
 
@@ -25,7 +25,7 @@ class Block:
     is_loop: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Blocks:
     """Outer blocks before inner ones; `after[i]` is where the plan goes on if instruction i jumps."""
 

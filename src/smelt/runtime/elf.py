@@ -9,9 +9,9 @@ Source: System V ABI, chapters 4 and 5 (ELF-64 object files).
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 
 from smelt.diag import PackageError
+from smelt.diag.records import record
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -27,7 +27,7 @@ MACHINE_X86_64 = 62
 MACHINE_AARCH64 = 183
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Section:
     """A section that is loaded: its bytes (zeros for .bss), alignment, and whether it is code."""
 
@@ -38,7 +38,7 @@ class Section:
     is_code: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Symbol:
     """A symbol: an offset in a loaded section, or undefined (`section` is 0)."""
 
@@ -47,7 +47,7 @@ class Symbol:
     value: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Relocation:
     """One fix-up: at `offset` of section `section`, of machine-specific `kind`, towards `symbol` plus `addend`."""
 
@@ -58,7 +58,7 @@ class Relocation:
     addend: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ObjectFile:
     """What a loader needs of an object file."""
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 import torch
 
+from smelt.diag.records import record
 from smelt.runtime.addresses import Symbol
 from smelt.runtime.plan import Counts, PyCall, View, Word
 from smelt.runtime.pool import Pool
 from smelt.runtime.profile import Profile
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Team:
     """Groups of launches, by number, that the threads of one region share; `word` of the code is their number."""
 
@@ -23,7 +24,7 @@ class Team:
     groups: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Shared:
     """A group of launches; `word` of the code is the number of all their chunks. launches: descriptor, instruction."""
 
@@ -31,7 +32,7 @@ class Shared:
     launches: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Later:
     """What a plan for many sizes leaves open: cells that wait for words, and how launches are cut and shared.
 
@@ -66,7 +67,7 @@ class CannotShare(Exception):
     """A plan for many sizes needs records of its own for each."""
 
 
-@dataclass(frozen=True)
+@record
 class Encoded:
     """The result: `code` words, the frame's initial `cells`, and what ties both to the plan.
 

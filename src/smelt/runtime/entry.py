@@ -18,12 +18,12 @@ import struct
 import sysconfig
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from smelt._torch import busy, shim
 from smelt._torch.tensor_layout import TensorLayout, tensor_layout
 from smelt.diag import SmeltError
+from smelt.diag.records import record
 from smelt.runtime.entry_guards import Guards, native_guards
 from smelt.runtime.entry_table import (
     BASICSIZE_AT,
@@ -55,7 +55,7 @@ _CALL_SLOT = 50  # Py_tp_call
 _CALL_AT = 128
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Target:
     """What runs when a row's guards hold.
 

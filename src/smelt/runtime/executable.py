@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from smelt._torch import handles
+from smelt.diag.records import record
 from smelt.runtime.check import check_plan
 from smelt.runtime.heap import keep_freed_memory
 from smelt.runtime.interpret import Interpreter
@@ -23,7 +23,7 @@ from smelt.runtime.profile import ProfileRow
 from smelt.runtime.runner import NativeRunner, check_inputs
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stats:
     """Runs so far, and the calls all of them made to the library, the dispatcher and Python."""
 

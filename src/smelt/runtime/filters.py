@@ -10,17 +10,18 @@ holds the weight alone is loaded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
+
+from smelt.diag.records import record
 
 Form = Literal["dense", "depthwise", "winograd"]
 POINTS = 16
 """Products of a tile of Winograd's: 4 x 4."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Filters:
     """The form of a packed weight; columns: channels of a panel. is_finite: it must have no inf or NaN."""
 

@@ -22,6 +22,7 @@ from smelt._torch.exact import same
 from smelt._torch.labels import attribute_code, attribute_label, key_labels
 from smelt._torch.storage import is_zero, nbytes_spanned
 from smelt.diag import InternalError, Span
+from smelt.diag.records import record
 from smelt.runtime.guard_sizes import (
     FUNCTIONS,
     LIMIT,
@@ -39,7 +40,7 @@ TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 BY_VALUE = (complex, bytes, torch.device, torch.Size, slice, range, set, frozenset)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class ArgumentTest:
     """One guard: `code` is true if it holds; `place` names the argument; `seen` is what was there.
 
@@ -56,7 +57,7 @@ class ArgumentTest:
     span: Span | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Outside:
     """Lists, dicts and objects that the program reads by itself. others: those that an argument could be at another
     call; met: ids of those that arguments are.

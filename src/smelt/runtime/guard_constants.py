@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from smelt._torch.storage import without_elements
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 SAMPLES = 16
-Sample = npt.NDArray[np.generic]
+Sample: TypeAlias = "npt.NDArray[np.generic]"
 _ORDER = "<" if sys.byteorder == "little" else ">"
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -24,7 +24,6 @@ Invariant: the compact test holds only if every fact does. Facts on dicts, class
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,6 +35,7 @@ from smelt._torch.leaves import has_hooks
 from smelt._torch.lru import cached_tensors, still_cached
 from smelt._torch.record_patches import TRACKS
 from smelt.diag import Span
+from smelt.diag.records import record
 from smelt.runtime.guard_versions import CLASS_PARTS, Identities, Namespace, Namespaces, class_namespace, lookup_path
 
 CALL_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
@@ -93,7 +93,7 @@ _NOW: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FactTest:
     """A fact that can be asked again; `read` is what it was made of (a `ReadFact`).
 

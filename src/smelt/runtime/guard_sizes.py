@@ -17,16 +17,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from smelt.diag import InternalError, Span
+from smelt.diag.records import record
 
 LIMIT = 1 << 63
 """Native code keeps integers from -LIMIT on, below LIMIT."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorForm:
     """sizes: an integer is compared; text is a name that is bound here, or an expression over names that are bound.
 
@@ -37,7 +37,7 @@ class TensorForm:
     strides: tuple[int | str | None, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NumberForm:
     """An int of 64 bits, a float or a bool; of the type that it had, of any value. name: what checks call it."""
 
@@ -47,7 +47,7 @@ class NumberForm:
 Form: TypeAlias = TensorForm | NumberForm
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SizeCheck:
     """text: over the names of forms, with `+ - * // % max min abs ceil_div` and comparisons; outcome: what it gives.
 

@@ -14,7 +14,6 @@ import sys
 import sysconfig
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, repeat
 from operator import attrgetter, is_
@@ -24,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from smelt._torch.exact import MISSING, same, still
+from smelt.diag.records import record
 
 _STAMP_OFFSET = 24  # PyDictObject: object header (16), ma_used (8), ma_version_tag
 _VALUES_OFFSET = 40  # then ma_keys, and ma_values: null but in the dict of an object that shares its keys with others
@@ -41,7 +41,7 @@ _DICT_OF = attrgetter("__dict__")
 Stamps = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Namespace:
     """A dict and the names of it that were read, with the values seen (MISSING: the name was not there).
 

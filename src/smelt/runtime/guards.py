@@ -15,7 +15,6 @@ fails, the guards are asked one by one, exactly, so an equal value in another ob
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, Protocol
@@ -25,6 +24,7 @@ import torch
 from smelt._torch import state as torch_state
 from smelt._torch.exact import MISSING, same
 from smelt.diag import Span
+from smelt.diag.records import record
 from smelt.runtime.guard_args import NOTHING_OUTSIDE, ArgumentTests, Outside
 from smelt.runtime.guard_constants import Constants
 from smelt.runtime.guard_facts import Facts, FactTest
@@ -49,7 +49,7 @@ class ReadFact(Protocol):
     def span(self) -> Span | None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Guard:
     """One thing that must hold. kind: what sort; expr: readable, over the user's names; seen: the value it must have.
 

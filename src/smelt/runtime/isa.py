@@ -6,11 +6,11 @@ target does not have, and the CPU ends it on an instruction that it does not kno
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 from smelt.diag import SmeltError, isa_limit
+from smelt.diag.records import record
 from smelt.runtime.cpu import cpu_flags
 from smelt.runtime.elf import MACHINE_X86_64
 from smelt.runtime.loader import host_machine
@@ -18,7 +18,7 @@ from smelt.runtime.loader import host_machine
 IsaName = Literal["avx512", "avx2", "neon", "baseline"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Isa:
     """A target of own kernels: LLVM's `cpu` and `features`, f32 lanes of one vector register, how many there are.
 

@@ -7,10 +7,11 @@ frame is made; inputs, live state and results are asked for once a run, as soon 
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 
+from smelt.diag.records import record
 from smelt.runtime.addresses import HERE, Code, LoadKernel
 from smelt.runtime.plan import Blit, Expect, Launch, Load, Plan, Release, View, uses_of
 
@@ -18,7 +19,7 @@ ADDRESSED = (Load, Blit, Expect)
 """Instructions that, like launches, need to know where tensors lie, and no handles."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Spot:
     """The first element of a slot's tensor: `offset` bytes from that of slot `root`."""
 
@@ -26,7 +27,7 @@ class Spot:
     offset: int = 0
 
 
-@dataclass(frozen=True)
+@record
 class Launches:
     """What is known of a plan's launches before it is encoded.
 

@@ -6,10 +6,10 @@ import ctypes
 import struct
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 
 from smelt.diag import SmeltError, SmeltWarning
+from smelt.diag.records import record
 from smelt.runtime.loader import LoadedCode, host_machine, load_object
 from smelt.runtime.table import ENTER_SYMBOL, ENTRY_SYMBOL, GIVE_SYMBOL, HEADER_WORDS, Cell, Op, Status
 
@@ -21,7 +21,7 @@ _DOUBLES = (0.5, -0.0, float("inf"), 3e300)
 _PROBE = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * _WORDS, *[ctypes.c_double] * len(_DOUBLES))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NativeEntry:
     """`run(code, frame)` of the loaded executor, which releases the GIL; `give(context, frame)`, which holds it.
 

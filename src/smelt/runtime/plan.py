@@ -23,12 +23,13 @@ Every instruction has the same meaning in the native executor (`executable.py`) 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
 from smelt.diag import Span
+from smelt.diag.records import distinct_record, record
 from smelt.runtime.table import Arith
 
 # --- numbers that are known later -------------------------------------------------------------------------------------
@@ -40,7 +41,7 @@ else:
     _Int = object
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class Word(_Int):
     """A number that follows from the sizes of a call (`runtime.sizes`): a sum of words, each times a factor, and `add`.
 
@@ -96,49 +97,49 @@ class Word(_Int):
 # --- arguments of a C shim call ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Use:
     """The handle in a slot (`AtenTensorHandle`)."""
 
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Out:
     """Address of a slot that the call fills with a new, owned handle (`AtenTensorHandle*`)."""
 
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OptionalUse:
     """Address of a slot's handle, or null for None (`AtenTensorHandle*` that stands for `Tensor?`)."""
 
     slot: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Uses:
     """Pointer to an array of handles (`const AtenTensorHandle*`); the C signature's length follows as its own int."""
 
     slots: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OptionalUses:
     """Pointer to an array of pointers to handles, null for None (`const AtenTensorHandle**` for `Tensor?[]`)."""
 
     slots: tuple[int | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ints:
     """Pointer to a constant array of int64; the C signature's length follows as its own int."""
 
     values: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Numbers:
     """Pointer to an array of int64, constants and ints in slots; the C signature's length follows as its own int.
 
@@ -148,21 +149,21 @@ class Numbers:
     values: tuple[Use | int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OptionalInt:
     """Pointer to a constant int64 (or, little-endian, int32), or null for None."""
 
     value: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OptionalDouble:
     """Pointer to a constant double, or null for None."""
 
     value: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DoublePointers:
     """Pointer to an array of pointers to doubles, null for None (`const double**`); the length follows as its own
     int.
@@ -171,14 +172,14 @@ class DoublePointers:
     values: tuple[float | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Text:
     """A constant C string (`const char*`)."""
 
     value: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OptionalText:
     """Pointer to a constant C string, or null for None (`const char**`)."""
 
@@ -195,7 +196,7 @@ Arg: TypeAlias = (
 # --- instructions -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Call:
     """Call a C function of libtorch that returns 0 for success.
 
@@ -220,7 +221,7 @@ class Call:
         return tuple(slot for a in self.args for slot in _slots_of(a))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Empty:
     """Make an owned, uninitialised CPU tensor (for results that leave the plan and are written by an out-variant)."""
 
@@ -230,7 +231,7 @@ class Empty:
     dtype: torch.dtype
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class View:
     """Make an owned handle over the memory of `src`; `offset` counts elements from where `src` starts.
 
@@ -245,7 +246,7 @@ class View:
     itemsize: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CheckLayout:
     """Stop the run with a distinct status if a library-made tensor has other sizes, strides or dtype than planned.
 
@@ -258,7 +259,7 @@ class CheckLayout:
     dtype: torch.dtype | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Dispatch:
     """Call an operator through torch's dispatcher.
 
@@ -279,7 +280,7 @@ class Dispatch:
         return tuple(slot for a in self.args for slot in _slots_of(a))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PyCall:
     """Call Python with the GIL: `fn(*tensors)` returns a tensor or a sequence of tensors for `outs` (None: ignored).
 
@@ -292,14 +293,14 @@ class PyCall:
     outs: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Aside:
     """Have Python do something beside the computation: `fn()`, with the GIL; it neither reads nor makes slots."""
 
     fn: Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Copy:
     """Copy the values of `src` into the memory of `dst` (dtype conversion and broadcasting as `Tensor.copy_`)."""
 
@@ -307,7 +308,7 @@ class Copy:
     src: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Bump:
     """Count one more write in the version of a tensor that a launch has written to, as `Copy` does of its own.
 
@@ -318,14 +319,14 @@ class Bump:
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Release:
     """Delete owned handles at their last use."""
 
     slots: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KernelCode:
     """Object code of one own kernel: an ELF object that defines `symbol`, empty where it could not be built.
 
@@ -338,7 +339,7 @@ class KernelCode:
     object: bytes = field(compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Launch:
     """Run an own kernel over all its work items, in ranges of any size, in any order, on any threads.
 
@@ -368,7 +369,7 @@ class Launch:
     may_refuse: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Scalar:
     """Compute a number of numbers: `operation` is a `table.Arith`, `args` are slots or literals of its operand types.
 
@@ -387,7 +388,7 @@ class Scalar:
         return tuple(a.slot for a in self.args if isinstance(a, Use))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Load:
     """The only element of a tensor as a Python number: a float, an int or a bool, by the tensor's dtype."""
 
@@ -396,7 +397,7 @@ class Load:
     dtype: torch.dtype
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Blit:
     """Copy the `nbytes` bytes of `src` over those of `dst`; both lie densely, in one order.
 
@@ -410,7 +411,7 @@ class Blit:
     row: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Expect:
     """End the run as a miss unless a number, or the element of a tensor of one, is the literal: bit for bit, but any
     nan is any other. Stands before all writes.
@@ -422,31 +423,31 @@ class Expect:
     where: Span | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Branch:
     """What follows, up to `Otherwise` or `End`, runs if the bool in a slot is true."""
 
     test: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Otherwise:
     """What follows, up to `End`, runs if the branch's bool is false."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Loop:
     """What follows, up to `End`, runs again and again, until an `Exit` of its own is taken."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Exit:
     """Leave the loop at hand if the bool in a slot is false."""
 
     test: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class End:
     """The end of a branch or a loop."""
 
@@ -466,7 +467,7 @@ NUMBER_DTYPES: dict[Kind, torch.dtype] = {"int": torch.int64, "float": torch.flo
 ARENA_ALIGNMENT = 64
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ArenaTensor:
     """A tensor at a fixed byte offset (a multiple of 64) of the arena."""
 
@@ -485,7 +486,7 @@ class ArenaTensor:
         return (last + 1) * self.dtype.itemsize
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Plan:
     """Everything a run needs; see the module's head.
 
@@ -512,7 +513,7 @@ class Plan:
     kinds: Mapping[int, Kind] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Counts:
     """How many instructions go to the library directly, through the dispatcher, through Python, and to own kernels."""
 

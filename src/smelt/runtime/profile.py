@@ -10,9 +10,9 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from smelt.diag.records import record
 from smelt.runtime.failures import describe
 from smelt.runtime.plan import Plan
 from smelt.runtime.table import PROFILE_CELLS, Op
@@ -21,7 +21,7 @@ THREADS, ADDRESSES = "threads", "addresses"
 _NEVER = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ProfileRow:
     """Nanoseconds of one instruction over all calls. `index` is -1 for what belongs to none: threads coming and going
     ("threads"), and finding out where inputs and results lie ("addresses"). `origin` is the operator and source line.
@@ -35,7 +35,7 @@ class ProfileRow:
     origin: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Record:
     """A record of the encoded plan: its word, its opcode, the instruction it came from, whether it counts for it."""
 
@@ -74,23 +74,23 @@ class Profile:
         rest: dict[str, tuple[int, int, int]] = {}
         inside: tuple[int, int] | None = None
         region = (0, 0, 0)
-        for record in self._records:
-            times = self._times(record.start)
-            if record.op is Op.LEAVE and inside is not None:
+        for each in self._records:
+            times = self._times(each.start)
+            if each.op is Op.LEAVE and inside is not None:
                 # The time of a region is that of all its records and of its threads.
                 least, total, calls = region
                 own = (max(least - inside[0], 0), max(total - inside[1], 0), calls)
                 rest[THREADS] = _sum(rest.get(THREADS), own)
                 inside = None
-            elif record.op is Op.REGION:
+            elif each.op is Op.REGION:
                 inside, region = (0, 0), times
             elif times[2]:
                 if inside is not None:
                     inside = (inside[0] + times[0], inside[1] + times[1])
-                if record.op in (Op.DATA, Op.ESCAPE):
+                if each.op in (Op.DATA, Op.ESCAPE):
                     rest[ADDRESSES] = _sum(rest.get(ADDRESSES), times)
-                elif record.is_counted:
-                    found[record.owner] = _sum(found.get(record.owner), times)
+                elif each.is_counted:
+                    found[each.owner] = _sum(found.get(each.owner), times)
         rows = [ProfileRow(i, self._label(i), *times, self._origin(i)) for i, times in sorted(found.items())]
         return (*rows, *(ProfileRow(-1, label, *times) for label, times in rest.items() if times[2]))
 

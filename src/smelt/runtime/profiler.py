@@ -13,12 +13,12 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 from types import FrameType
 from typing import Any
 
 from smelt.diag import SmeltError
+from smelt.diag.records import record
 from smelt.runtime.loader import LoadedCode, host_machine, load_object
 from smelt.runtime.native import MethodDef
 
@@ -50,7 +50,7 @@ class Word(IntEnum):
     TABLE = 6  # open addressing, linear probing; 0 is free
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Profiler:
     """The loaded hook. `code` keeps the memory mapped, `names` the texts of the events."""
 

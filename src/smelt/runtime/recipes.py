@@ -6,16 +6,16 @@ Invariant: recipes are frozen data without tensors, so that they can be written 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
 from smelt._torch.inference_kind import of_kind
 from smelt._torch.spent_history import with_spent_history
+from smelt.diag.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StateName:
     """A tensor that the program reads from outside: a parameter, a buffer, or one found in a closure or a global."""
 
@@ -23,21 +23,21 @@ class StateName:
     path: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Fresh:
     """Result number `index` of the plan."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Same:
     """The very tensor that came in: input number `source`, or a tensor of the state."""
 
     source: int | StateName
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ViewOf:
     """A view of a tensor that came in; `offset` counts elements from that tensor's own start.
 
@@ -64,21 +64,21 @@ def view_of(base: torch.Tensor, view: ViewOf) -> torch.Tensor:
     return made.detach() if view.is_detached else made
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Plain:
     """A Python value of the graph itself."""
 
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Number:
     """Result number `index` of the plan, a Python number."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Either:
     """One of several, by the number in result `which` of the plan."""
 
@@ -86,7 +86,7 @@ class Either:
     options: tuple[Fresh | Same | ViewOf, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OfKind:
     """What the run makes, as an inference tensor or as none, whatever the mode of the call makes of it."""
 
@@ -94,7 +94,7 @@ class OfKind:
     inference: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Spent:
     """What the run makes, with a history that the program itself has gone back through."""
 
@@ -107,7 +107,7 @@ Lookup: TypeAlias = Callable[[str, str], torch.Tensor]
 """(kind, path) -> the tensor; kind is "param", "buffer" or "captured"."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Mutation:
     """The plan writes into this input or state tensor (and bumps its version)."""
 

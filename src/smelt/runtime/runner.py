@@ -13,7 +13,6 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -22,6 +21,7 @@ import torch
 from smelt._torch import handles, shim
 from smelt._torch.autocast import no_autocast
 from smelt.diag import InternalError, Miss
+from smelt.diag.records import record
 from smelt.runtime.encode import encode
 from smelt.runtime.encoded import Encoded
 from smelt.runtime.failures import call_failed, escaped, layout_differs, step_failed
@@ -335,7 +335,7 @@ def _codes(kinds: Sequence[Kind | None]) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * max(len(kinds), 1))(*[0 if kind is None else NUMBER_CODES[kind] for kind in kinds])
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EntryContext:
     """A plan as other native code enters it.
 

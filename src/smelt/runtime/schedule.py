@@ -12,9 +12,9 @@ if another may refuse its data, as refusals are looked at behind the group.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from smelt.diag.records import record
 from smelt.runtime.launches import Launches
 from smelt.runtime.plan import Bump, Empty, Launch, Plan, Release, View, outs_of, uses_of
 from smelt.runtime.table import MAX_CHUNKS
@@ -31,14 +31,14 @@ CHUNKS_A_THREAD = 4
 _MOST_IN_GROUP = 16
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Single:
     """An instruction of the plan, by index."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Group:
     """Independent launches, by index, with the items of one chunk and the number of chunks of each."""
 
@@ -52,14 +52,14 @@ class Group:
         return sum(self.chunks)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Enter:
     """A region begins, for at most `size` threads."""
 
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Leave:
     """It ends."""
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
+from smelt.diag.records import distinct_record
 from smelt.runtime.encoded import Encoded, Later
 from smelt.runtime.plan import ArenaTensor, Launch, Plan, PyCall, View, Word
 from smelt.runtime.pool import Pool
@@ -28,7 +29,7 @@ Fill = Callable[[Any], Any]
 """An instruction, or another part of a plan, with numbers in the place of words."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class _At:
     """See `AtSizes`."""
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
 
 from smelt._torch import handles
+from smelt.diag.records import distinct_record
 from smelt.runtime.check import check_plan
 from smelt.runtime.encode import encode
 from smelt.runtime.encoded import CannotShare
@@ -38,14 +39,14 @@ KEPT_NBYTES = 1 << 28
 """So many bytes of arenas at most, but for the one that is used."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class SizedFunction:
     """A function of a plan that needs to know the sizes: `at(sizes)` is the function for these."""
 
     at: Callable[[Sizes], Callable[..., Any]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class SizedPlan:
     """A plan with words, and how they follow from the inputs.
 

@@ -17,10 +17,10 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from smelt.diag.records import record
 from smelt.runtime.ingot.errors import broken
 
 ALIGNMENT = 64
@@ -131,7 +131,7 @@ def _sync_folder(folder: Path) -> None:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Entry:
     """Where an entry's content lies in the file."""
 

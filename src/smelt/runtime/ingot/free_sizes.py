@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from smelt.diag.records import record
 from smelt.runtime.ingot.json_text import Part
 
 Expr: TypeAlias = "int | str | tuple[Any, ...]"
@@ -78,7 +78,7 @@ def shown(expr: Expr) -> str:
     return f"({shown(own[0])} {name} {shown(own[1])})"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Symbol:
     """A free size: dimension `dim` of an input; low, high: what it may be, both included."""
 
@@ -89,7 +89,7 @@ class Symbol:
     high: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Profile:
     """Sizes, in the order of the symbols, for which the file has native code: by target, the entry of the plan."""
 
@@ -97,7 +97,7 @@ class Profile:
     native: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FreeSizes:
     """What is free in an entry point. checks: expressions, and whether each is to be true."""
 

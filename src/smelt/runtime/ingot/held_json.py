@@ -14,12 +14,13 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeAlias, get_args
 
 import torch
 
 from smelt.diag import SmeltError
+from smelt.diag.records import record
 from smelt.runtime.filters import Filters, Form
 from smelt.runtime.ingot.json_text import Part
 from smelt.runtime.ingot.manifest import Placed
@@ -52,14 +53,14 @@ _LOW = -(1 << 63)
 _PACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FromState:
     """The live tensor of the program's state."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Step:
     """An operator over results of earlier steps, which stand among its arguments as `Result`."""
 
@@ -68,7 +69,7 @@ class Step:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Result:
     """What an earlier step gave."""
 
@@ -79,7 +80,7 @@ Steps: TypeAlias = "tuple[FromState | Placed | Step, ...]"
 """What gives a weight, last: tensors of the state, stored constants, and operators over these."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Packed:
     """A weight in the form that its kernel reads.
 
@@ -100,7 +101,7 @@ class Packed:
     panels: torch.dtype
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Filtered:
     """A convolution's weight f32[sizes], which the steps give in other sizes maybe, in the form that its kernel
     reads.
@@ -111,7 +112,7 @@ class Filtered:
     filters: Filters
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Computed:
     """What the steps give, and what it must be."""
 

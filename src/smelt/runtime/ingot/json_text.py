@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 from smelt.runtime.ingot.errors import broken
@@ -38,15 +39,13 @@ def loads(data: memoryview, entry: str) -> Part:
 
 def _check_depth(raw: bytes, entry: str) -> None:
     # Brackets in strings count too: none of an ingot's strings has so many.
-    depth = most = 0
-    for byte in raw.translate(None, _NO_BRACKETS):
-        depth += 1 if byte in b"[{" else -1
-        most = max(most, depth)
-        if most > _DEPTH_LIMIT:
-            raise broken(entry, f"it is nested more than {_DEPTH_LIMIT} deep")
+    steps = map((-1, 1).__getitem__, raw.translate(_OPENS, _NO_BRACKETS))
+    if max(accumulate(steps), default=0) > _DEPTH_LIMIT:
+        raise broken(entry, f"it is nested more than {_DEPTH_LIMIT} deep")
 
 
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_OPENS = bytes.maketrans(b"[{]}", b"\1\1\0\0")
 
 
 def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -75,10 +74,18 @@ class Part:
     Raises: PackageError (S0701) where it is of another type, in each.
     """
 
-    __slots__ = ("entry", "value", "where")
+    __slots__ = ("_place", "entry", "value")
 
-    def __init__(self, value: Any, entry: str, where: str = "") -> None:
-        self.value, self.entry, self.where = value, entry, where
+    def __init__(self, value: Any, entry: str, place: str | tuple[Part, str | int] = "") -> None:
+        """place: where it stands in the text, or the value that it is in and its key or number there."""
+        self.value, self.entry, self._place = value, entry, place
+
+    @property
+    def where(self) -> str:
+        if isinstance(self._place, str):
+            return self._place
+        inside, key = self._place
+        return f"{inside.where}[{key}]" if isinstance(key, int) else f"{inside.where}.{key}"
 
     def bad(self, why: str) -> Exception:
         """The error for this place."""
@@ -120,7 +127,7 @@ class Part:
         """The elements of a list, of this length."""
         if type(self.value) is not list or (count is not None and len(self.value) != count):
             raise self.bad("is no list" if count is None else f"is no list of {count}")
-        return [Part(item, self.entry, f"{self.where}[{i}]") for i, item in enumerate(self.value)]
+        return [Part(item, self.entry, (self, i)) for i, item in enumerate(self.value)]
 
     def ints(self, low: int = 0, high: int = _INT_LIMIT - 1) -> tuple[int, ...]:
         """A list of whole numbers within bounds."""
@@ -132,10 +139,10 @@ class Part:
         """The values of an object that has these keys and no others, in this order."""
         if type(self.value) is not dict or self.value.keys() != set(names):
             raise self.bad(f"is no object of {', '.join(names)}")
-        return [Part(self.value[name], self.entry, f"{self.where}.{name}") for name in names]
+        return [Part(self.value[name], self.entry, (self, name)) for name in names]
 
     def pairs(self) -> Iterator[tuple[str, Part]]:
         """The keys and values of an object."""
         if type(self.value) is not dict:
             raise self.bad("is no object")
-        return ((key, Part(value, self.entry, f"{self.where}.{key}")) for key, value in self.value.items())
+        return ((key, Part(value, self.entry, (self, key))) for key, value in self.value.items())

@@ -7,11 +7,11 @@ what it counts. Writing what was read gives the same bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from smelt.diag.records import record
 from smelt.runtime.ingot import structure as structures
 from smelt.runtime.ingot.errors import broken, newer
 from smelt.runtime.ingot.free_sizes import Expr, FreeSizes, read_expr, value_of, write_expr
@@ -28,7 +28,7 @@ _LOW = -(1 << 63)
 _MOST_ELEMENTS = 1 << 46
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Placed:
     """A tensor that lies over the memory of a stored one; `offset`, in elements, from its beginning."""
 
@@ -60,7 +60,7 @@ class Placed:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class State:
     """A tensor of the programs' state: kind is "param", "buffer", "captured" (by a closure, say), or "const"."""
 
@@ -82,7 +82,7 @@ class State:
         return State(which, path.as_str(), Placed.read(placed), requires_grad.as_bool(), is_persistent.as_bool())
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class InputType:
     """What an argument must be, of free sizes by expressions; strides are None where they are those of a contiguous
     tensor.
@@ -118,7 +118,7 @@ def _dim(part: Part, names: frozenset[str]) -> Expr:
     return part.as_int(0, _MOST_ELEMENTS) if type(part.value) is int else read_expr(part, names)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Method:
     """An entry point.
 
@@ -239,7 +239,7 @@ def _option(part: Part) -> Any:
     return part.value
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Digest:
     """What an entry must be."""
 
@@ -247,7 +247,7 @@ class Digest:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Manifest:
     """What an ingot holds.
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from smelt.diag import InternalError, SmeltError
+from smelt.diag.records import record
 from smelt.runtime.executable import Executable
 from smelt.runtime.guard_constants import Constants
 from smelt.runtime.ingot import held_json, plan_json, recipe_json
@@ -65,7 +66,7 @@ def targets() -> tuple[str, ...]:
     return ("avx512", "avx2") if isa.name == "avx512" else ("avx2",)
 
 
-@dataclass(frozen=True)
+@record
 class NativeText:
     """A method's native form, read and checked, without tensors.
 
@@ -100,7 +101,7 @@ def _kernel(part: Part, code: memoryview) -> KernelCode:
     return KernelCode(symbol.as_str(), bytes(code[start.as_int() : start.as_int() + nbytes.as_int()]))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Refuse:
     """Stands for the computation of an instruction in torch, which the file does not have."""
 

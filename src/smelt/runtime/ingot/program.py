@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,7 +21,7 @@ from smelt.runtime.ingot.archive import Pieces, replace_file, write_archive
 from smelt.runtime.ingot.contents import Contents
 from smelt.runtime.ingot.entry_point import EntryPoint
 from smelt.runtime.ingot.errors import unsaved
-from smelt.runtime.ingot.manifest import EXTRA, NAME, WEIGHTS, Digest, Manifest, State
+from smelt.runtime.ingot.manifest import EXTRA, NAME, WEIGHTS, Digest, Manifest, Placed, State
 from smelt.runtime.ingot.structure import Classes
 from smelt.runtime.ingot.tensors import raw
 
@@ -52,6 +52,7 @@ class LoadedProgram(Part):
         self._contents, self._allow_native = contents, allow_native
         self._classes = dict(classes or {})
         self._others: dict[int, torch.Tensor] = {}
+        self._tied = _tied(manifest.state)
         self._places: list[tuple[dict[str, Any], str] | None] = []
         for number, state in enumerate(manifest.state):
             self._places.append(self._put(number, state))
@@ -68,9 +69,12 @@ class LoadedProgram(Part):
         *path, name = state.path.split(".")
         for step in path:
             # Not `add_module`: what a model calls its parts may be what a loaded program calls something else.
-            module = module._modules.setdefault(step, Part())
+            inner = module._modules.get(step)
+            if inner is None:
+                inner = module._modules[step] = Part()
+            module = inner
         if state.kind == "param":
-            same = self._same_parameter(number, state)
+            same = self._same_parameter(number)
             made = torch.nn.Parameter(tensor, state.requires_grad) if same is None else same
             module._parameters[name] = made
             return module._parameters, name
@@ -79,13 +83,11 @@ class LoadedProgram(Part):
             module._non_persistent_buffers_set.add(name)
         return module._buffers, name
 
-    def _same_parameter(self, number: int, state: State) -> torch.nn.Parameter | None:
-        """The parameter of another name that this one is tied to."""
-        for other, place in zip(self._contents.manifest.state[:number], self._places[:number], strict=True):
-            if place is not None and other.kind == "param" and other.placed == state.placed:
-                found = place[0][place[1]]
-                return found if isinstance(found, torch.nn.Parameter) else None
-        return None
+    def _same_parameter(self, number: int) -> torch.nn.Parameter | None:
+        """The parameter of another name, before it, that this one is tied to."""
+        place = self._places[self._tied[number]] if number in self._tied else None
+        found = None if place is None else place[0][place[1]]
+        return found if isinstance(found, torch.nn.Parameter) else None
 
     # --- what it holds
 
@@ -260,7 +262,7 @@ class LoadedProgram(Part):
         if place is None:
             self._others[number] = copy.requires_grad_(tensor.requires_grad)
         elif isinstance(tensor, torch.nn.Parameter):
-            same = self._same_parameter(number, self.manifest.state[number])
+            same = self._same_parameter(number)
             place[0][place[1]] = torch.nn.Parameter(copy, tensor.requires_grad) if same is None else same
         else:
             place[0][place[1]] = copy
@@ -272,6 +274,16 @@ class LoadedProgram(Part):
             fix="call p.save(path) and smelt.load(path)",
             code="S0702",
         )
+
+
+def _tied(states: Sequence[State]) -> dict[int, int]:
+    """Of each parameter that lies over all of an earlier one, the number of the first such."""
+    first: dict[Placed, int] = {}
+    found = {}
+    for number, state in enumerate(states):
+        if state.kind == "param" and first.setdefault(state.placed, number) != number:
+            found[number] = first[state.placed]
+    return found
 
 
 def without_native(manifest: Manifest, why: str) -> Manifest:

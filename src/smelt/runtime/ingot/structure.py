@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from keyword import iskeyword
 from typing import Any, TypeAlias
@@ -19,6 +18,7 @@ import torch
 
 from smelt._torch.exact import same
 from smelt.diag import CaptureError
+from smelt.diag.records import record
 from smelt.runtime.ingot.json_text import Part
 
 Classes: TypeAlias = Mapping[str, type]
@@ -42,21 +42,21 @@ class Record(OrderedDict[Any, Any]):
         return tuple(self.values())
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Leaf:
     """A tensor: which one of the flat list."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Const:
     """A value without tensors."""
 
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sequence_:
     """A list or a tuple; fields: of a named tuple, whose class is called `name`."""
 
@@ -66,7 +66,7 @@ class Sequence_:
     fields: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Mapping_:
     """A dict; of another class where it is called `name`."""
 
@@ -75,7 +75,7 @@ class Mapping_:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Shared:
     """In a result: what stands at several places; `made` is missing where it is met again."""
 

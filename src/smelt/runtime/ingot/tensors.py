@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
 
+from smelt.diag.records import record
 from smelt.runtime.ingot.errors import broken, unsaved
 from smelt.runtime.ingot.json_text import Part, dumps, loads
 
@@ -95,7 +95,7 @@ def write(tensors: Iterable[tuple[str, torch.Tensor]]) -> Sequence[bytes | memor
     return [struct.pack("<Q", len(text)) + text, *pieces]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Extent:
     """Where a tensor's bytes lie, counted from the file's beginning."""
 
