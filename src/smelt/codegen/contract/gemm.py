@@ -55,7 +55,8 @@ class Gemm:
     @property
     def walk(self) -> Walk:
         """How tiles go along K."""
-        return Walk(self.unit, dense=self.right != "rows", ahead=self.right == "packed", tiled=self.tiled)
+        is_packed = self.right == "packed"
+        return Walk(self.unit, dense=self.right != "rows", ahead=is_packed, tiled=self.tiled, packed=is_packed)
 
     @property
     def scratch_nbytes(self) -> int:
@@ -79,6 +80,7 @@ class GemmDriver(Driver):
     def __init__(self, gemm: Gemm, isa: Isa, part: Part | None = None) -> None:
         super().__init__(gemm.tiling, gemm.epilogue, isa, part)
         self.lies, self.walk = gemm.right, gemm.walk
+        self.panel = self.walk.panel(self.tiling)
 
     def functions(self) -> tuple[FunctionText, list[FunctionText]]:
         """The function but for its `ret`, and those that it calls."""
@@ -110,6 +112,7 @@ class GemmDriver(Driver):
         rows = minimum(fn, word["block_rows"], fn.let(f"sub nsw i64 {word['m']}, {row}", "i"))
         columns = minimum(fn, str(tiling.panel), fn.let(f"sub nsw i64 {word['n']}, {column}", "i"))
         left = fn.gep("i8", self.start("left", outer, inner), self.nbytes(fn.mul(row, word["left_row"])))
+        panel = fn.mul(panel, tiling.vectors // self.panel.vectors)
         right = fn.gep("i8", self.start("right", outer, inner), self.nbytes(fn.mul(panel, word["right_panel"])))
         with fn.loop(0, fn.mul(rows, tiling.vectors)) as z:
             to = fn.gep("i8", "%scratch", fn.mul(z.index, tiling.lanes * tiling.sum_nbytes))
@@ -125,7 +128,8 @@ class GemmDriver(Driver):
         b, step = self._panel_block(k, count, right, columns)
         groups = fn.let(f"lshr i64 {count}, 1", "i") if tiling.group == 2 else count
         arguments = {"a_row": self.nbytes(word["left_row"]), "a_k": self.nbytes(fn.mul(word["left_k"], tiling.group)),
-                     "b_k": step, "sums": "%scratch", "height": rows, **self._ahead(b, groups, rows)}  # fmt: skip
+                     "b_k": step, "b_panel": self.nbytes(word["right_panel"]), "sums": "%scratch", "height": rows,
+                     **self._ahead(b, groups, rows)}  # fmt: skip
         self._strips(columns, a=a, b=b, k=groups, **arguments)
         if tiling.group == 2:
             with fn.when(fn.let(f"trunc i64 {count} to i1", "b")):
@@ -140,16 +144,16 @@ class GemmDriver(Driver):
 
     def _ahead(self, b: str, groups: str, rows: str) -> dict[str, str]:
         """What tiles ask for: the block behind the one at hand, be it the next panel's, once by all tiles together."""
-        fn, tiling = self.fn, self.tiling
+        fn, row_nbytes = self.fn, self.panel.row_nbytes
         if not self.walk.ahead:
             return {"next": "null", "next_step": "0"}
-        step = ceil_div(fn, str(tiling.row_nbytes * self.walk.turn), ceil_div(fn, rows, str(tiling.rows)))
-        return {"next": fn.gep("i8", b, fn.mul(groups, tiling.row_nbytes)), "next_step": step}
+        step = ceil_div(fn, str(row_nbytes * self.walk.turn), ceil_div(fn, rows, str(self.tiling.rows)))
+        return {"next": fn.gep("i8", b, fn.mul(groups, row_nbytes)), "next_step": step}
 
     def _panel_block(self, k: str, count: str, right: str, columns: str) -> tuple[str, str]:
         """Where the block's rows of the panel lie, and the bytes between them (between groups in bf16)."""
         fn, tiling, word = self.fn, self.tiling, self.word
-        step, nbytes = self.nbytes(word["right_step"]), str(tiling.row_nbytes)
+        step, nbytes = self.nbytes(word["right_step"]), str(self.panel.row_nbytes)
         if self.lies == "packed":
             groups = fn.let(f"udiv i64 {k}, {tiling.group}", "i") if tiling.group > 1 else k
             return fn.gep("i8", right, fn.mul(groups, nbytes)), nbytes
@@ -196,14 +200,15 @@ def _heights(tiling: Tiling, width: int) -> tuple[int, ...]:
 
 
 _STRIP_PARAMETERS = (
-    "ptr %a, i64 %a.row, i64 %a.k, ptr %b, i64 %b.k, i64 %k, ptr %sums, i64 %height, ptr %next, i64 %next.step"
+    "ptr %a, i64 %a.row, i64 %a.k, ptr %b, i64 %b.k, i64 %b.panel, i64 %k, ptr %sums, i64 %height, ptr %next, "
+    "i64 %next.step"
 )
 
 
 def _strip_call(width: int, **a: str) -> str:
     return (
         f"call void @strip.{width}(ptr {a['a']}, i64 {a['a_row']}, i64 {a['a_k']}, ptr {a['b']}, "
-        f"i64 {a['b_k']}, i64 {a['k']}, ptr {a['sums']}, i64 {a['height']}, "
+        f"i64 {a['b_k']}, i64 {a['b_panel']}, i64 {a['k']}, ptr {a['sums']}, i64 {a['height']}, "
         f"ptr {a['next']}, i64 {a['next_step']})"
     )
 
@@ -212,7 +217,8 @@ def _strip(tiling: Tiling, width: int, walk: Walk) -> FunctionText:
     """All rows of a panel: tiles of the greatest height, then the lowest that holds what is left."""
     fn = FunctionText(f"strip.{width}", _STRIP_PARAMETERS, result="internal void")
     heights = _heights(tiling, width)
-    names = {"a_row": "%a.row", "a_k": "%a.k", "b": "%b", "b_k": "%b.k", "k": "%k", "next_step": "%next.step"}
+    names = {"a_row": "%a.row", "a_k": "%a.k", "b": "%b", "b_k": "%b.k", "b_panel": "%b.panel", "k": "%k",
+             "next_step": "%next.step"}  # fmt: skip
     nbytes = tiling.panel * tiling.sum_nbytes
     asked = fn.mul(fn.let(f"udiv i64 %k, {walk.turn}", "i"), "%next.step")
     with fn.loop(0, "%height", heights[0], [("ptr", "%next")]) as row:

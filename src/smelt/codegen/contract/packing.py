@@ -2,8 +2,8 @@
 
     packed[panel][k][column] = b[k, panel * columns + column]      # beyond the last column: anything
 
-Invariant: one packing serves every row count. A panel has `panel_rows` rows, at least K, so that whole squares may be
-written.
+Invariant: one packing serves every row count and every instruction set whose tiles are a line of memory wide or more. A
+panel has at least K rows, so that whole squares may be written.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 from smelt.codegen.contract.integers import minimum
 from smelt.codegen.contract.module import module_text
 from smelt.codegen.contract.panels import pack_call, pack_columns, pack_rows
-from smelt.codegen.contract.tiling import Tiling
+from smelt.codegen.contract.tiling import LINE_NBYTES, Tiling
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
 
@@ -28,9 +28,14 @@ class Packing:
     k: int
 
     @property
+    def columns(self) -> int:
+        """Columns of a panel."""
+        return self.tiling.packed.panel
+
+    @property
     def panels(self) -> int:
         """How many panels there are."""
-        return -(-self.n // self.tiling.panel)
+        return -(-self.n // self.columns)
 
     @property
     def items(self) -> int:
@@ -40,8 +45,8 @@ class Packing:
     @property
     def panel_nelements(self) -> int:
         """Elements from one panel to the next."""
-        square = self.tiling.lanes * self.tiling.group
-        return -(-self.k // square) * square * self.tiling.panel
+        square = LINE_NBYTES // self.tiling.element_nbytes
+        return -(-self.k // square) * square * self.columns
 
     @property
     def nelements(self) -> int:
@@ -51,16 +56,17 @@ class Packing:
     @property
     def step(self) -> int:
         """Elements from one group of K to the next."""
-        return self.tiling.panel * self.tiling.group
+        return self.columns * self.tiling.group
 
     def words(self, step: int, along_columns: bool) -> tuple[int, ...]:
         """The kernel's words; `step`: elements between rows of the matrix, or between columns if these are along K."""
-        return self.n, self.k, step, self.tiling.panel * (step if along_columns else 1), self.panel_nelements
+        return self.n, self.k, step, self.columns * (step if along_columns else 1), self.panel_nelements
 
 
 @lru_cache(maxsize=16)
 def packing_source(tiling: Tiling, along_columns: bool) -> KernelSource:
     """The kernel for matrices whose columns (or else rows) have unit stride."""
+    tiling = tiling.packed
     fn = FunctionText("KERNEL", KERNEL_PARAMETERS)
     matrix, packed = fn.address(0), fn.address(1)
     n, k, step, panel_step, panel_size = (fn.word(2 + i) for i in range(5))

@@ -2,6 +2,8 @@
 
     sums[i][j] += sum over k of a[i * a.row + k * a.k] * b[k * b.k + j]        strides in bytes; j over a panel
 
+of panels that lie `b.panel` apart, where the matrix is packed in narrower ones.
+
 The whole tile takes several k at a turn, and with each turn asks for a line of what is read next, so that weights come
 from memory while others are multiplied.
 
@@ -17,7 +19,10 @@ from smelt.codegen.contract.tiling import Tiling
 from smelt.codegen.contract.vectors import prefetch, splat
 from smelt.codegen.llvm.text import FunctionText
 
-_PARAMETERS = "ptr %a, i64 %a.row, i64 %a.k, ptr %b, i64 %b.k, i64 %k, ptr %sums, i64 %rows, ptr %next, i64 %next.step"
+_PARAMETERS = (
+    "ptr %a, i64 %a.row, i64 %a.k, ptr %b, i64 %b.k, i64 %b.panel, i64 %k, ptr %sums, i64 %rows, ptr %next, "
+    "i64 %next.step"
+)
 _TURN = 4
 
 
@@ -27,12 +32,18 @@ class Walk:
 
     unit: elements of the left matrix lie side by side; dense: rows of the right matrix do; ahead: lines are asked for.
     tiled: a tile's rows of the left matrix lie side by side instead, one k after the other, whole tiles of them.
+    packed: the right matrix is packed, in panels of `Tiling.packed`.
     """
 
     unit: bool
     dense: bool
     ahead: bool
     tiled: bool = False
+    packed: bool = False
+
+    def panel(self, tiling: Tiling) -> Tiling:
+        """How the right matrix lies that a tile goes along."""
+        return tiling.packed if self.packed else tiling
 
     @property
     def turn(self) -> int:
@@ -46,11 +57,11 @@ def tile_name(rows: int, vectors: int) -> str:
 
 
 def tile_call(rows: int, vectors: int, **arguments: str) -> str:
-    """The call of a tile: a, a_row, a_k, b, b_k, k (groups), sums, height; next, next_step (bytes a turn)."""
+    """The call of a tile: a, a_row, a_k, b, b_k, b_panel, k (groups), sums, height; next, next_step (bytes a turn)."""
     a = arguments
     return (
         f"call void @{tile_name(rows, vectors)}(ptr {a['a']}, i64 {a['a_row']}, i64 {a['a_k']}, ptr {a['b']}, "
-        f"i64 {a['b_k']}, i64 {a['k']}, ptr {a['sums']}, i64 {a['height']}, "
+        f"i64 {a['b_k']}, i64 {a['b_panel']}, i64 {a['k']}, ptr {a['sums']}, i64 {a['height']}, "
         f"ptr {a['next']}, i64 {a['next_step']})"
     )
 
@@ -79,7 +90,8 @@ def tile_function(tiling: Tiling, rows: int, vectors: int, walk: Walk) -> Functi
             for one, value in zip(state, now, strict=True):
                 one.next = value
             for one in loop.carried[len(carried) :]:
-                prefetch(fn, one.now)
+                for at in _panels(fn, one.now, tiling.vectors // walk.panel(tiling).vectors):
+                    prefetch(fn, at)
                 one.next = fn.let(f"getelementptr i8, ptr {one.now}, i64 %next.step", "p")
         carried = [(one.type, one.last) for one in state]
     sums = [one.last for one in state[2:]]
@@ -107,16 +119,26 @@ def _one_k(
     """Add one group of K: places (offset in rows of the left matrix, address of the right's row) and sums behind it."""
     offset, at = places
     sums = list(sums)
-    nbytes = _right_nbytes(tiling)
-    right = [_load_right(fn, tiling, fn.gep("i8", at, j * tiling.lanes * nbytes)) for j in range(vectors)]
+    nbytes, width = tiling.right_nbytes, walk.panel(tiling).vectors
+    panels = _panels(fn, at, -(-vectors // width))
+    right = [
+        _load_right(fn, tiling, fn.gep("i8", panels[j // width], j % width * tiling.lanes * nbytes))
+        for j in range(vectors)
+    ]
     for i, start in enumerate(starts):
         left = _broadcast_left(fn, tiling, fn.let(f"getelementptr i8, ptr {start}, i64 {offset}", "p"))
         for j in range(vectors):
             sums[i * vectors + j] = multiply_add(fn, tiling, left, right[j], sums[i * vectors + j])
     step = str(nbytes if walk.unit else tiling.rows * nbytes if walk.tiled else "%a.k")
     offset = fn.let(f"add nsw i64 {offset}, {step}", "i")
-    at = fn.let(f"getelementptr i8, ptr {at}, i64 {tiling.row_nbytes if walk.dense else '%b.k'}", "p")
+    at = fn.let(f"getelementptr i8, ptr {at}, i64 {walk.panel(tiling).row_nbytes if walk.dense else '%b.k'}", "p")
     return [offset, at], sums
+
+
+def _panels(fn: FunctionText, first: str, count: int) -> list[str]:
+    """The same place in so many panels."""
+    offsets = [fn.mul("%b.panel", i) for i in range(1, count)]
+    return [first, *(fn.let(f"getelementptr i8, ptr {first}, i64 {offset}", "p") for offset in offsets)]
 
 
 def _tile_rows(fn: FunctionText, tiling: Tiling, rows: int) -> list[str]:
@@ -131,10 +153,6 @@ def _row_starts(fn: FunctionText, rows: int) -> list[str]:
         row = fn.let(f"select i1 {inside}, i64 {i}, i64 {last}", "i")
         starts.append(fn.gep("i8", "%a", fn.mul(row, "%a.row")))
     return starts
-
-
-def _right_nbytes(tiling: Tiling) -> int:
-    return tiling.element_nbytes * tiling.group
 
 
 def _load_right(fn: FunctionText, tiling: Tiling, at: str) -> str:

@@ -6,12 +6,14 @@ set, so that its error is that of the best libraries: one chain over K = 3072 ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from smelt.codegen.llvm.isa import Isa
 from smelt.ir import DType
 
+LINE_NBYTES = 64
+"""What a packed panel has of each row: a line of memory, on every instruction set that has so many columns at once."""
 BLOCK = 192
 """Terms of one chain of fused multiply-adds at most."""
 
@@ -41,6 +43,18 @@ class Tiling:
         return self.vectors * self.lanes
 
     @property
+    def packed(self) -> Tiling:
+        """How a matrix that is packed before the run is cut: panels of a line, several of which are one panel of the
+        tile, so that the packed matrix is the same on every instruction set.
+        """
+        return replace(self, vectors=min(self.vectors, max(1, LINE_NBYTES // (self.lanes * self.right_nbytes))))
+
+    @property
+    def right_nbytes(self) -> int:
+        """Bytes of a column for one group of K."""
+        return self.element_nbytes * self.group
+
+    @property
     def sum_type(self) -> str:
         """LLVM's type of a sum."""
         return "double" if self.kind == "f64" else "float"
@@ -68,7 +82,7 @@ class Tiling:
     @property
     def row_nbytes(self) -> int:
         """Bytes of a packed panel for one group of K, which is also those of a row of sums."""
-        return self.panel * self.element_nbytes * self.group
+        return self.panel * self.right_nbytes
 
 
 def tiling_for(isa: Isa, dtype: DType) -> Tiling | None:

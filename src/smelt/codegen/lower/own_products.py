@@ -205,7 +205,7 @@ def _right(ctx: Context, product: Product, isa: Isa, tiling: Tiling) -> _Read:
     k, n = (sizes[0], sizes[1]) if product.is_transposed else (sizes[1], sizes[0])
     takes_live = along_k == 1 or k == 1
     packing = Packing(tiling, product.n, product.k)
-    panel, step = packing.panel_nelements, tiling.panel * tiling.group
+    panel, step = packing.panel_nelements, packing.step
     if is_few(product.rows) and not _is_near_at_each_turn(ctx, product):
         coding = _coding(ctx, product, isa)
         if coding is not None:

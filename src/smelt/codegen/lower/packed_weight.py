@@ -73,7 +73,7 @@ def pack(weight: torch.Tensor, packing: Packing, isa: Isa, options: Options, fil
 
 def packed_by_torch(weight: torch.Tensor, packing: Packing) -> torch.Tensor:
     """The same panels by tensor operations; weight [n, k] -> [panels * panel_nelements]."""
-    columns, group = packing.tiling.panel, packing.tiling.group
+    columns, group = packing.columns, packing.tiling.group
     rows = packing.panel_nelements // columns
     whole = torch.zeros(packing.panels * columns, rows, dtype=weight.dtype)
     whole[: packing.n, : packing.k] = weight
@@ -82,7 +82,7 @@ def packed_by_torch(weight: torch.Tensor, packing: Packing) -> torch.Tensor:
 
 def unpacked(made: torch.Tensor, packing: Packing) -> torch.Tensor:
     """The matrix [n, k] of packed panels."""
-    columns, group = packing.tiling.panel, packing.tiling.group
+    columns, group = packing.columns, packing.tiling.group
     rows = packing.panel_nelements // columns
     panels = made.view(packing.panels, rows // group, columns, group).transpose(1, 2)
     return panels.reshape(packing.panels * columns, rows)[: packing.n, : packing.k]
