@@ -34,6 +34,20 @@ class Small(nn.Module):
         return self.down(torch.relu(self.norm(self.up(x))))
 
 
+class Packed(nn.Module):
+    """Weights that products of many rows read, one of them under two names, and one that is read as it is, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.table = nn.Linear(16, 32), nn.Linear(32, 16), nn.Linear(16, 16)
+        self.again = nn.Linear(32, 16)
+        self.again.weight = self.second.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.again(torch.relu(self.second(torch.relu(self.first(x))).repeat(1, 2)))
+        return self.table(y) + self.table.weight.sum(0)
+
+
 class Counting(nn.Module):
     """State that each call writes to."""
 
@@ -88,12 +102,14 @@ def programs() -> dict[str, tuple[Any, list[tuple[list[Any], dict[str, Any]]]]]:
     torch.manual_seed(11)
     x, three = torch.randn(2, 6), torch.tensor([1.0, 2.0, 3.0])
     step, batch = training_step()
+    many = torch.randn(24, 16)
     rows = smelt.Dim("rows")
     given = {"a": three, "b": [torch.tensor([0, 4])]}
     with torch.no_grad():
         return {
             "small": (smelt.trace(Small().eval(), (x,)), [([x], {}), ([-x], {})]),
             "half": (smelt.trace(Small().eval().bfloat16(), (x.bfloat16(),)), [([x.bfloat16()], {})]),
+            "packed": (smelt.trace(Packed().eval(), (many,)), [([many], {}), ([-many], {})]),
             "counting": (smelt.trace(Counting(), (three,)), [([three], {}), ([three + 1], {})]),
             "halved": (smelt.trace(halved, (torch.tensor(5),)), [([torch.tensor(n)], {}) for n in (1, 7, 27)]),
             "step": (step, [([batch], {}), ([batch + 1], {})]),
@@ -125,7 +141,7 @@ def from_data(data: Any) -> Any:
 def write(folder: Path) -> None:
     folder.mkdir(parents=True)
     for name, (program, calls) in programs().items():
-        targets = ["avx2"] if name == "small" else []
+        targets = ["avx2"] if name in ("small", "packed") else []
         smelt.save({"forward": program}, path := folder / f"{name}.ingot", targets=targets)
         with torch.set_grad_enabled(name == "step"):
             kept = [[to_data(args), to_data(kwargs), to_data(program(*args, **kwargs))] for args, kwargs in calls]

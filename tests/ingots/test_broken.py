@@ -16,7 +16,7 @@ import torch
 
 import smelt
 from smelt.runtime.ingot.archive import Archive, write_archive
-from smelt.runtime.ingot.manifest import NAME, WEIGHTS
+from smelt.runtime.ingot.manifest import FORMAT, NAME, WEIGHTS
 from tests.ingots.fuzz import archive_of, entries_of, read_changed, with_digests
 from tests.ingots.programs import Tied
 
@@ -112,7 +112,7 @@ class TestManifest:
         return archive_of(entries | {NAME: json.dumps(manifest, separators=(",", ":")).encode()})
 
     def test_a_later_format(self, data: bytes) -> None:
-        refused(self.changed(data, format=3, more="keys"), "format has version 3")
+        refused(self.changed(data, format=FORMAT + 1, more="keys"), f"format has version {FORMAT + 1}")
 
     def test_an_entry_more_or_less(self, data: bytes) -> None:
         entries = entries_of(data)

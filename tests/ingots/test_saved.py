@@ -17,6 +17,7 @@ import torch
 
 import smelt
 from smelt.runtime.ingot.load import load
+from smelt.runtime.ingot.manifest import FORMAT
 from smelt.runtime.ingot.tensors import raw
 from tests.ingots.programs import Counter, Mlp, Pair, Tied, accumulate, branches, cases, collatz, looked_up
 
@@ -143,7 +144,7 @@ class TestFile:
         with zipfile.ZipFile(tmp_path / "m.ingot") as archive:
             assert archive.testzip() is None
             weights = safetensors.load(archive.read("weights.safetensors"))
-            assert json.loads(archive.read("manifest.json"))["format"] == 2
+            assert json.loads(archive.read("manifest.json"))["format"] == FORMAT
             text = archive.read("graphs/forward.txt").decode()
         for name, parameter in model.named_parameters():
             assert torch.equal(weights[name], parameter)

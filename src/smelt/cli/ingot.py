@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -27,6 +28,7 @@ from smelt.runtime.ingot.tensors import dtype_name, raw
 
 SUFFIX = ".ingot"
 _ROUNDS, _BUDGET_S = 30, 10.0
+_TRIED = 4096  # sizes, from the least on, where the file names none
 
 
 def is_ingot(target: str) -> bool:
@@ -238,12 +240,20 @@ def bench_ingot(path: str, threads: int, entry: str = "forward") -> None:
 
 
 def _sizes(method: Method) -> dict[str, int]:
-    """Values of free sizes: those of the first native code, or else the least."""
-    if method.free is None:
+    """Values of free sizes: those of the first native code, or else small ones that the program takes.
+
+    Raises: typer.BadParameter where none are found.
+    """
+    free = method.free
+    if free is None:
         return {}
-    least = tuple(symbol.low for symbol in method.free.symbols)
-    chosen = next((profile.sizes for profile in method.free.profiles), least)
-    return {symbol.name: size for symbol, size in zip(method.free.symbols, chosen, strict=True)}
+    count = max(2, int(_TRIED ** (1 / len(free.symbols))))
+    near = sorted(product(*(range(symbol.low, symbol.low + count) for symbol in free.symbols)), key=sum)
+    for sizes in (*(profile.sizes for profile in free.profiles), *near):
+        values = {symbol.name: size for symbol, size in zip(free.symbols, sizes, strict=True)}
+        if not free.refused(values):
+            return values
+    raise typer.BadParameter("no sizes that the program takes were found: save it with p.save(path, sizes=[...])")
 
 
 def _random(wanted: InputType, values: Mapping[str, int]) -> torch.Tensor:

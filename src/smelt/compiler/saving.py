@@ -40,6 +40,7 @@ from smelt.package.sizes import check_free, dimension, free_sizes, profile_sizes
 from smelt.package.state import Tensors
 from smelt.package.structures import structure_of
 from smelt.runtime.cache import code_cache
+from smelt.runtime.ingot import held_json
 from smelt.runtime.ingot.abi import abi
 from smelt.runtime.ingot.archive import Pieces
 from smelt.runtime.ingot.errors import unsaved
@@ -153,6 +154,7 @@ class _Writer:
     sizes: Sequence[Mapping[str, int]] | None = None
     tensors: Tensors = field(default_factory=Tensors)
     entries: dict[str, Pieces] = field(default_factory=dict)
+    _native_entries: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def written(self) -> tuple[Manifest, dict[str, Pieces]]:
         for name, saved in self.programs.items():
@@ -162,8 +164,13 @@ class _Writer:
         with torch.no_grad(), no_autocast():
             methods = {name: self._method(name, saved, codes) for name, saved in sorted(self.programs.items())}
         kernels, executors = self._code(codes, methods)
-        states, stored = self.tensors.placed()
+        states, stored = self.tensors.placed(
+            {n for method in methods.values() for n in (*method.written, *method.folded)}
+        )
         self.entries[WEIGHTS] = write(stored)
+        for entry, native in self._native_entries.items():
+            held = [[slot, held_json.write(self.tensors.panels.settled(recipe))] for slot, recipe in native["held"]]
+            self.entries[entry] = [dumps(native | {"held": held})]
         modules = [saved.module for saved in self.programs.values() if saved.module is not None]
         manifest = Manifest(
             VERSION, torch.__version__, abi(), any(module.training for module in modules), tuple(states), methods,
@@ -247,7 +254,8 @@ class _Writer:
         for target, isa in self.targets.items():
             entry = f"code/{target}/{label}.json"
             try:
-                self.entries[entry] = [dumps(self._native(plans, graph, isa, plans.codes[target]))]
+                self._native_entries[entry] = self._native(plans, graph, isa, plans.codes[target])
+                self.entries[entry] = []
                 native[target] = entry
             except (NotWritten, SmeltError) as error:
                 plans.why_not[target] = str(getattr(error, "what", error))

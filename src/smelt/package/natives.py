@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from smelt.codegen.contract.coding import coding_source
+from smelt.codegen.contract.coding import Coding, coding_source
 from smelt.codegen.contract.packing import Packing, packing_source
 from smelt.codegen.llvm.isa import AVX2, AVX512, NEON, Isa
 from smelt.codegen.llvm.objects import compile_kernels
@@ -25,7 +25,7 @@ from smelt.ops.convert import to_torch
 from smelt.package.paths import short_path
 from smelt.package.state import Tensors
 from smelt.runtime.cache import code_cache
-from smelt.runtime.ingot import held_json, plan_json, recipe_json
+from smelt.runtime.ingot import plan_json, recipe_json
 from smelt.runtime.ingot.held_json import (
     ARITHMETIC,
     VIEWS,
@@ -82,11 +82,16 @@ class NativeWriter:
     _rows: list[list[Any]] = field(default_factory=list)
 
     def entry(self) -> Any:
-        """The entry as JSON. Raises: plan_json.NotWritten."""
+        """The entry as JSON, but for what the plan holds: recipes, which `Panels.settled` has the last word on.
+
+        Raises: plan_json.NotWritten.
+        """
         lowered, plan = self.lowered, self.lowered.plan
         written = plan_json.write(plan, self._kernel, short_path)
         used = {slot for each in plan.instructions for slot in uses_of(each)} | set(plan.outputs)
-        held = [[slot, held_json.write(self._held(slot, tensor))] for slot, tensor in plan.held if slot in used]
+        held = [(slot, self._held(slot, tensor)) for slot, tensor in plan.held if slot in used]
+        for _, recipe in held:
+            self.tensors.panels.note(recipe)
         written["fixed"] = sorted(plan.fixed & used)
         try:
             outputs = [recipe_json.write(recipe) for recipe in lowered.outputs]
@@ -164,10 +169,13 @@ class NativeWriter:
         cache = code_cache(self.options.cache_dir, self.options.cache_limit_mb)
         kernel = compile_kernels([source], self.isa, cache)[source.symbol]
         words = form.words(weight.stride(0) if along_columns else weight.stride(1), along_columns)
-        return Packed(
+        packed = Packed(
             steps, made.is_transposed, is_dense, weight.dtype, tuple(weight.shape), weight.stride(),
             self._kernel(kernel), words, form.panels, panels, dtype,
         )  # fmt: skip
+        if isinstance(form, Coding):
+            return packed
+        return self.tensors.panels.ask(packed, form, weight, lambda number: self.tensors.tensors[number].detach())
 
     def _steps(self, program: StaticProgram) -> Steps | None:
         """The program as a file has it; None where it has other operators."""

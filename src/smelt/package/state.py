@@ -6,12 +6,13 @@ Invariant: memory that two tensors share is stored once, and they share it again
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 import torch
 
-from smelt.runtime.ingot.manifest import Placed, State
+from smelt.package.panels import Panels
+from smelt.runtime.ingot.manifest import InPanels, Placed, State
 from smelt.runtime.ingot.tensors import raw, span_of
 
 _ALIGNMENT = 16
@@ -25,6 +26,7 @@ class Tensors:
     tensors: list[torch.Tensor] = field(default_factory=list)
     is_persistent: list[bool] = field(default_factory=list)
     values: dict[str, torch.Tensor] = field(default_factory=dict)
+    panels: Panels = field(default_factory=Panels)
 
     def number(self, kind: str, path: str, tensor: torch.Tensor, *, is_persistent: bool = True) -> int:
         """The number of a tensor of the state."""
@@ -44,11 +46,17 @@ class Tensors:
         self.values[name] = tensor
         return Placed(name, 0, tensor.dtype, tuple(tensor.shape), tensor.stride())
 
-    def placed(self) -> tuple[list[State], list[tuple[str, torch.Tensor]]]:
-        """The state, and what is stored, by name."""
-        stored: dict[str, torch.Tensor] = {}
+    def placed(self, written: Set[int]) -> tuple[list[State], list[tuple[str, torch.Tensor]]]:
+        """The state, and what is stored, by name; written: numbers of the state that calls write to."""
+        groups = _groups(self.tensors)
+        self.panels.settle(groups, lambda number: self.names[number][0] == "param" and number not in written)
+        stored: dict[str, torch.Tensor] = dict(self.panels.made)
         places: dict[int, Placed] = {}
-        for group in _groups(self.tensors):
+        for group in groups:
+            if group[0] in self.panels.places:
+                name, _ = self.panels.places[group[0]]
+                places.update((i, _over(name, 0, self.tensors[i])) for i in group)
+                continue
             name = self._unused(group[0], stored)
             first = self.tensors[group[0]].detach()
             if all(_layout(self.tensors[i]) == _layout(first) for i in group):
@@ -61,10 +69,14 @@ class Tensors:
                 tensor = self.tensors[i]
                 places[i] = _over(name, (tensor.data_ptr() - start) // tensor.itemsize, tensor)
         states = [
-            State(kind, path, places[i], self.tensors[i].requires_grad, self.is_persistent[i])
+            State(kind, path, places[i], self.tensors[i].requires_grad, self.is_persistent[i], self._panels_of(i))
             for i, (kind, path) in enumerate(self.names)
         ]
         return states, sorted((stored | self.values).items())
+
+    def _panels_of(self, number: int) -> InPanels | None:
+        found = self.panels.places.get(number)
+        return None if found is None else found[1]
 
     def _unused(self, number: int, taken: dict[str, torch.Tensor]) -> str:
         kind, path = self.names[number]

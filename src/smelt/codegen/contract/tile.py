@@ -90,8 +90,8 @@ def tile_function(tiling: Tiling, rows: int, vectors: int, walk: Walk) -> Functi
             for one, value in zip(state, now, strict=True):
                 one.next = value
             for one in loop.carried[len(carried) :]:
-                for at in _panels(fn, one.now, tiling.vectors // walk.panel(tiling).vectors):
-                    prefetch(fn, at)
+                for line in _panels(fn, one.now, tiling.vectors // walk.panel(tiling).vectors):
+                    prefetch(fn, line)
                 one.next = fn.let(f"getelementptr i8, ptr {one.now}, i64 %next.step", "p")
         carried = [(one.type, one.last) for one in state]
     sums = [one.last for one in state[2:]]

@@ -198,7 +198,7 @@ class _Program:
         self.tables.append((signature_of(point.name, method, graph, given, point.sizes), table))
 
     def _tensor(self, number: int) -> torch.Tensor:
-        return self.contents.tensor(self._placed(number))
+        return self.contents.state(self.contents.manifest.state[number])
 
     def _placed(self, number: int) -> Placed:
         return self.contents.manifest.state[number].placed

@@ -10,7 +10,9 @@ import hashlib
 import mmap
 import os
 import stat
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, BinaryIO, TypeAlias
 
 import torch
@@ -18,15 +20,24 @@ import torch
 from smelt.runtime.ingot.archive import Archive
 from smelt.runtime.ingot.errors import broken
 from smelt.runtime.ingot.json_text import Part, loads
-from smelt.runtime.ingot.manifest import NAME, WEIGHTS, Manifest, Placed
+from smelt.runtime.ingot.manifest import NAME, WEIGHTS, Manifest, Placed, State
+from smelt.runtime.ingot.panels import matrix_of
 from smelt.runtime.ingot.tensors import read_header
 
 CHECKED_NBYTES = 32 << 20
 """Weights up to this size are checked whenever a file is opened, larger ones where that is asked for."""
 
 
+_POPULATE_READ = 22  # of Linux 5.14; Python has no name for it before 3.14
+
 Again: TypeAlias = Callable[[int, int], bytearray]
 """From where, how many bytes: the file's, as they were at first."""
+
+
+def stored_as(state: State) -> Placed:
+    """What of the stored tensors holds one of the state."""
+    placed, panels = state.placed, state.panels
+    return placed if panels is None else Placed(placed.stored, 0, placed.dtype, (panels.nelements,), (1,))
 
 
 class Contents:
@@ -54,7 +65,7 @@ class Contents:
                 raise broken(name, "its digest is not the manifest's: it was changed after it was written")
         self._stored = read_header(self.entry(WEIGHTS), WEIGHTS)
         for state in self.manifest.state:
-            self._check(state.placed)
+            self._check(stored_as(state))
 
     def entry(self, name: str) -> memoryview:
         """An entry's bytes, which were checked."""
@@ -86,6 +97,29 @@ class Contents:
             return torch.empty_strided(placed.sizes, placed.strides, dtype=placed.dtype)
         made = torch.empty(0, dtype=placed.dtype)
         return made.set_(self._memory(placed.stored), placed.offset, placed.sizes, placed.strides)
+
+    def state(self, state: State) -> torch.Tensor:
+        """A tensor of the state: over the mapped memory, or, where that has it in panels, in memory of its own."""
+        if state.panels is None:
+            return self.tensor(state.placed)
+        return matrix_of(self.tensor(stored_as(state)), state.panels, state.placed.sizes)
+
+    def populate(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Have all pages of tensors over the mapped memory that are about to be read: at once, not one after the other.
+
+        It is advice: a system that does not know it reads them when they are asked for.
+        """
+        mapped, advice = self._archive.data.obj, getattr(mmap, "MADV_POPULATE_READ", _POPULATE_READ)
+        if not isinstance(mapped, mmap.mmap) or sys.platform != "linux":
+            return
+        base = torch.frombuffer(self._archive.data, dtype=torch.uint8).data_ptr()
+        end = 0
+        for start, stop in sorted((t.data_ptr() - base, t.data_ptr() - base + t.nbytes) for t in tensors):
+            first = max(start, end) // mmap.PAGESIZE * mmap.PAGESIZE
+            if 0 <= first < stop <= len(mapped):
+                end = stop
+                with suppress(OSError):
+                    mapped.madvise(advice, first, stop - first)
 
     def whole(self, stored: str) -> torch.Tensor:
         """The bytes of a stored tensor."""

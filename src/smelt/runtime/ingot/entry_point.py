@@ -42,7 +42,7 @@ class EntryPoint:
         self._program, self.name, self.method = program, name, method
         self._number = dict(method.state)
         self._read = tuple(dict.fromkeys(method.state.values()))
-        self._natives: dict[Sizes, tuple[tuple[torch.Tensor, ...], Native]] = {}
+        self._natives: dict[Sizes, tuple[tuple[torch.Tensor | None, ...], Native]] = {}
         self._late: Any = None
         self._lock = threading.Lock()
         self.why_not = ""
@@ -143,7 +143,7 @@ class EntryPoint:
             plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and type(tensor) in _PLAIN
             if not plain or tensor.is_neg() or tensor.is_conj() or not _has_strides(tensor, wanted.at(values)[1]):
                 return True
-        return self.method.writes and _overlap(inputs, [self._program.tensor(i) for i in self._read])
+        return self.method.writes and _overlap(inputs, [t for t in self._present() if t is not None])
 
     def _needs_gradients(self, inputs: Sequence[torch.Tensor]) -> bool:
         if self.method.trains or not torch.is_grad_enabled():
@@ -151,7 +151,15 @@ class EntryPoint:
         return any(t.requires_grad for t in inputs) or self._requires_grad()
 
     def _requires_grad(self) -> bool:
-        return any(self._program.tensor(number).requires_grad for number in self._read)
+        state = self._program.manifest.state
+        return any(
+            state[number].requires_grad if tensor is None else tensor.requires_grad
+            for number, tensor in zip(self._read, self._present(), strict=True)
+        )
+
+    def _present(self) -> tuple[torch.Tensor | None, ...]:
+        """The state that it reads; None for what only the file has, in panels."""
+        return tuple(map(self._program.present, self._read))
 
     # --- natively
 
@@ -170,12 +178,11 @@ class EntryPoint:
         """Its native form over the present weights; None where there is none, and `why_not` says so."""
         if not self._is_native or sizes not in self.sizes:
             return None
-        tensors = tuple(map(self._program.tensor, self._read))
-        native = self._current(sizes, tensors)
+        native = self._current(sizes)
         if native is not None:
             return native
         with self._lock:
-            native = self._current(sizes, tensors)
+            native = self._current(sizes)
             if native is not None:
                 return native
             try:
@@ -186,12 +193,12 @@ class EntryPoint:
                 text = f"{self.name}: the file's native code is not used, its graph is compiled here: {why}"
                 warnings.warn(text, SmeltWarning, stacklevel=user_level())
                 return None
-            self._natives[sizes] = tensors, native
+            self._natives[sizes] = self._present(), native
             return native
 
-    def _current(self, sizes: Sizes, tensors: Sequence[torch.Tensor]) -> Native | None:
-        found = self._natives.get(sizes)
-        return found[1] if found is not None and _same(tensors, found[0]) and found[1].is_current() else None
+    def _current(self, sizes: Sizes) -> Native | None:
+        found, present = self._natives.get(sizes), self._present()
+        return found[1] if found is not None and _same(present, found[0]) and found[1].is_current() else None
 
     def _built(self, sizes: Sizes) -> Native:
         """Raises: CannotRun; PackageError (S0701)."""
@@ -210,21 +217,22 @@ class EntryPoint:
         executor = manifest.executors.get("x86_64" if host_machine() == MACHINE_X86_64 else "aarch64")
         if executor is None:
             raise CannotRun("the file has no executor for this kind of machine")
-        tensors = [self._program.tensor(number) for number in range(len(manifest.state))]
-        self._check_state(tensors)
+        self._check_state()
         text = NativeText.read(
-            contents.json(plans[target]), contents.entry(manifest.kernels[target]), method, len(tensors)
+            contents.json(plans[target]), contents.entry(manifest.kernels[target]), method, len(manifest.state)
         )  # fmt: skip
         if manifest.torch != torch.__version__ and uses_library(text.plan):
             raise CannotRun(f"it calls functions of torch {manifest.torch}, and this is {torch.__version__}")
         return Native(
-            contents, method, text, bytes(contents.entry(executor)), tensors, torch.get_num_threads()
+            contents, method, text, bytes(contents.entry(executor)), self._program, torch.get_num_threads()
         )  # fmt: skip
 
-    def _check_state(self, tensors: Sequence[torch.Tensor]) -> None:
+    def _check_state(self) -> None:
         """Raises: CannotRun where a tensor is not of the type that it was saved with."""
-        for number in self._read:
-            tensor, state = tensors[number], self._program.manifest.state[number]
+        for number, tensor in zip(self._read, self._present(), strict=True):
+            if tensor is None:
+                continue
+            state = self._program.manifest.state[number]
             found = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device.type)
             if found != (state.placed.dtype, state.placed.sizes, state.placed.strides, "cpu"):
                 raise CannotRun(f"{state.path} has another type, layout or device than it was saved with")
@@ -274,7 +282,7 @@ def _listed(names: Any) -> str:
     return ", ".join(names) or "no machine"
 
 
-def _same(now: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> bool:
+def _same(now: Sequence[torch.Tensor | None], before: Sequence[torch.Tensor | None]) -> bool:
     return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
 
 

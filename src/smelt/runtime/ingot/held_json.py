@@ -86,6 +86,7 @@ class Packed:
 
     is_transposed, is_dense: what the steps give is transposed, and copied row by row, before. dtype, sizes, strides:
     what it then must have. kernel: packs `items` panels, called with `words`, into `nelements` elements of `panels`.
+    stored: where the file has the panels of the weights that were saved.
     """
 
     steps: Steps
@@ -99,6 +100,12 @@ class Packed:
     items: int
     nelements: int
     panels: torch.dtype
+    stored: Placed | None = None
+
+    @property
+    def sources(self) -> set[int]:
+        """The numbers of the state that it follows from."""
+        return {step.number for step in self.steps if isinstance(step, FromState)}
 
 
 @record
@@ -142,7 +149,8 @@ def write(held: Held) -> Any:
     shape = [dtype_name(held.dtype), list(held.sizes), list(held.strides)]
     if isinstance(held, Computed):
         return ["computed", steps, *shape]
-    own = [held.kernel, list(held.words), held.items, held.nelements, dtype_name(held.panels)]
+    stored = None if held.stored is None else held.stored.written()
+    own = [held.kernel, list(held.words), held.items, held.nelements, dtype_name(held.panels), stored]
     return ["packed", steps, held.is_transposed, held.is_dense, *shape, *own]
 
 
@@ -162,7 +170,7 @@ def _argument(arg: Any) -> Any:
     return [_argument(item) for item in arg] if isinstance(arg, tuple) else write_constant(arg)
 
 
-_COUNTS = {"state": 1, "stored": 1, "packed": 11, "filters": 6, "computed": 4}
+_COUNTS = {"state": 1, "stored": 1, "packed": 12, "filters": 6, "computed": 4}
 
 
 def read(part: Part, nstate: int, nkernels: int) -> Held:
@@ -184,12 +192,17 @@ def read(part: Part, nstate: int, nkernels: int) -> Held:
     if kind == "computed":
         dtype, sizes, strides = own
         return Computed(found, dtype_of(dtype), sizes.ints(), strides.ints())
-    is_transposed, is_dense, dtype, sizes, strides, kernel, words, items, nelements, panels = own
-    return Packed(
+    is_transposed, is_dense, dtype, sizes, strides, kernel, words, items, nelements, panels, stored = own
+    packed = Packed(
         found, is_transposed.as_bool(), is_dense.as_bool(), dtype_of(dtype), sizes.ints(), strides.ints(),
         kernel.as_int(0, nkernels - 1), words.ints(_LOW), items.as_int(),
-        nelements.as_int(0, 1 << 40), dtype_of(panels),
+        nelements.as_int(0, 1 << 40), dtype_of(panels), None if stored.is_null() else Placed.read(stored),
     )  # fmt: skip
+    if packed.stored is not None and (packed.stored.sizes, packed.stored.strides, packed.stored.dtype) != (
+        (packed.nelements,), (1,), packed.panels,
+    ):  # fmt: skip
+        raise stored.bad("are not the panels of the weight")
+    return packed
 
 
 _FORMS: Mapping[str, Form] = {form: form for form in get_args(Form)}

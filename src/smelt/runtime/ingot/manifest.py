@@ -20,7 +20,7 @@ from smelt.runtime.ingot.structure import Mapping_, Sequence_, Structure
 from smelt.runtime.ingot.tensors import dtype_name, dtype_of
 from smelt.runtime.ingot.upgrades import upgraded
 
-FORMAT = 2
+FORMAT = 3
 NAME = "manifest.json"
 WEIGHTS = "weights.safetensors"
 EXTRA = "extra/"
@@ -61,25 +61,71 @@ class Placed:
 
 
 @record
+class InPanels:
+    """Where a matrix lies in the panels that kernels read: packed[panel][row of a panel][column of a panel].
+
+    first: of its rows (columns where `is_transposed`) among the panels' columns. columns, rows: of a panel; count: how
+    many panels there are.
+    """
+
+    first: int
+    count: int
+    rows: int
+    columns: int
+    is_transposed: bool
+
+    @property
+    def nelements(self) -> int:
+        """Elements of all panels."""
+        return self.count * self.rows * self.columns
+
+    def written(self) -> Any:
+        return [self.first, self.count, self.rows, self.columns, self.is_transposed]
+
+    @staticmethod
+    def read(part: Part, placed: Placed) -> InPanels:
+        first, count, rows, columns, is_transposed = part.items(5)
+        found = InPanels(
+            first.as_int(0, _MOST_ELEMENTS), count.as_int(1, _MOST_ELEMENTS), rows.as_int(1, _MOST_ELEMENTS),
+            columns.as_int(1, _MOST_ELEMENTS), is_transposed.as_bool(),
+        )  # fmt: skip
+        if len(placed.sizes) != 2 or placed.offset or placed.strides != (placed.sizes[1], 1):
+            raise part.bad("is of a tensor that is no whole matrix")
+        along, across = placed.sizes[:: -1 if found.is_transposed else 1]
+        if found.first + along > found.count * found.columns or across > found.rows:
+            raise part.bad("does not hold the matrix")
+        return found
+
+
+@record
 class State:
-    """A tensor of the programs' state: kind is "param", "buffer", "captured" (by a closure, say), or "const"."""
+    """A tensor of the programs' state: kind is "param", "buffer", "captured" (by a closure, say), or "const".
+
+    panels: where it lies in what is stored, if that is the form that kernels read.
+    """
 
     kind: str
     path: str
     placed: Placed
     requires_grad: bool
     is_persistent: bool
+    panels: InPanels | None = None
 
     def written(self) -> Any:
-        return [self.kind, self.path, self.placed.written(), self.requires_grad, self.is_persistent]
+        panels = None if self.panels is None else self.panels.written()
+        return [self.kind, self.path, self.placed.written(), self.requires_grad, self.is_persistent, panels]
 
     @staticmethod
     def read(part: Part) -> State:
-        kind, path, placed, requires_grad, is_persistent = part.items(5)
+        kind, path, placed, requires_grad, is_persistent, panels = part.items(6)
         which = kind.one_of("param", "buffer", "captured", "const")
         if which in ("param", "buffer") and not all(name not in ("", "training") for name in path.as_str().split(".")):
             raise path.bad("is no path of a parameter")
-        return State(which, path.as_str(), Placed.read(placed), requires_grad.as_bool(), is_persistent.as_bool())
+        where = Placed.read(placed)
+        packed = None if panels.is_null() else InPanels.read(panels, where)
+        if packed is not None and which != "param":
+            raise panels.bad("is of a tensor that is no parameter")
+        return State(which, path.as_str(), where, requires_grad.as_bool(), is_persistent.as_bool(), packed)
 
 
 @record

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -136,23 +136,37 @@ def uses_library(plan: Plan) -> bool:
     return any(isinstance(each, (Call, Dispatch)) for each in plan.instructions)
 
 
+class StateNow(Protocol):
+    """The program's state as it is."""
+
+    def tensor(self, number: int) -> torch.Tensor: ...
+
+    def present(self, number: int) -> torch.Tensor | None:
+        """The tensor; None where only the file has it, in panels."""
+        ...
+
+    def is_as_in_panels(self, number: int) -> bool:
+        """Whether it is what the file has in panels."""
+        ...
+
+
 class Native:
     """An entry point's plan over the program's present tensors. Built once for each state of these."""
 
     def __init__(
-        self, contents: Contents, method: Method, text: NativeText, executor: bytes, tensors: Sequence[torch.Tensor],
-        threads: int,
+        self, contents: Contents, method: Method, text: NativeText, executor: bytes, state: StateNow, threads: int
     ) -> None:  # fmt: skip
         """Raises: CannotRun; PackageError (S0701, S0402)."""
         self.text = text
-        self._baked = [tensors[number] for number in text.baked]
-        self._constants = Constants(self._baked)
         packings: list[Packing] = []
         held = []
         for slot, recipe in text.held:
-            held.append((slot, _tensor(contents, recipe, tensors, text.code, packings)))
+            held.append((slot, _tensor(contents, recipe, state, text.code, packings)))
         self._plan = replace(text.plan, held=tuple(held))
+        contents.populate([tensor for (_, tensor), (_, how) in zip(held, text.held, strict=True) if _is_packed(how)])
         _run_all(packings, threads)
+        self._baked = [tensor for number in text.baked if (tensor := state.present(number)) is not None]
+        self._constants = Constants(self._baked)
         try:
             self.executable = Executable(self._plan, executor)
         except InternalError as error:
@@ -173,12 +187,15 @@ class Native:
         return rebuilt(self.text.outputs, self.executable.call(*inputs), inputs, lookup)
 
 
+def _is_packed(recipe: Held) -> bool:
+    return isinstance(recipe, Packed) and recipe.stored is not None
+
+
 def _tensor(
-    contents: Contents, recipe: Held, tensors: Sequence[torch.Tensor], code: Sequence[KernelCode],
-    packings: list[Packing],
+    contents: Contents, recipe: Held, state: StateNow, code: Sequence[KernelCode], packings: list[Packing]
 ) -> torch.Tensor:  # fmt: skip
     def given(source: FromState | Placed) -> torch.Tensor:
-        return contents.tensor(source) if isinstance(source, Placed) else tensors[source.number].detach()
+        return contents.tensor(source) if isinstance(source, Placed) else state.tensor(source.number).detach()
 
     match recipe:
         case FromState() | Placed():
@@ -187,6 +204,8 @@ def _tensor(
             return _fitting(computed_of(recipe, given))
         case Filtered():
             return _fitting(filters_of(recipe, given))
+        case Packed(stored=Placed() as stored) if all(map(state.is_as_in_panels, recipe.sources)):
+            return contents.tensor(stored)
         case Packed():
             weight = _fitting(weight_of(recipe, given))
             try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,16 +19,22 @@ import torch
 from smelt.diag import CaptureError, PackageError
 from smelt.runtime.guard_constants import Constants
 from smelt.runtime.ingot.archive import Pieces, replace_file, write_archive
-from smelt.runtime.ingot.contents import Contents
+from smelt.runtime.ingot.contents import Contents, stored_as
 from smelt.runtime.ingot.entry_point import EntryPoint
 from smelt.runtime.ingot.errors import unsaved
-from smelt.runtime.ingot.manifest import EXTRA, NAME, WEIGHTS, Digest, Manifest, Placed, State
+from smelt.runtime.ingot.late_parameters import LateParameters
+from smelt.runtime.ingot.manifest import EXTRA, NAME, WEIGHTS, Digest, InPanels, Manifest, Placed, State
+from smelt.runtime.ingot.panels import put_matrix
 from smelt.runtime.ingot.structure import Classes
 from smelt.runtime.ingot.tensors import raw
 
 
 class Part(torch.nn.Module):
     """A module of the saved program: its parameters, its buffers, and the modules in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__dict__["_parameters"] = LateParameters()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Raises: PackageError (S0701): only the whole program was saved."""
@@ -53,6 +60,9 @@ class LoadedProgram(Part):
         self._classes = dict(classes or {})
         self._others: dict[int, torch.Tensor] = {}
         self._tied = _tied(manifest.state)
+        self._unpacked: dict[int, torch.nn.Parameter] = {}
+        self._as_unpacked: dict[int, Constants] = {}
+        self._lock = threading.Lock()
         self._places: list[tuple[dict[str, Any], str] | None] = []
         for number, state in enumerate(manifest.state):
             self._places.append(self._put(number, state))
@@ -61,18 +71,13 @@ class LoadedProgram(Part):
         self._entries = {name: EntryPoint(self, name, method) for name, method in manifest.methods.items()}
 
     def _put(self, number: int, state: State) -> tuple[dict[str, Any], str] | None:
+        if state.panels is not None:
+            return self._put_late(number, state)
         tensor = self._contents.tensor(state.placed)
         if state.kind not in ("param", "buffer"):
             self._others[number] = tensor.requires_grad_(state.requires_grad and tensor.dtype.is_floating_point)
             return None
-        module: torch.nn.Module = self
-        *path, name = state.path.split(".")
-        for step in path:
-            # Not `add_module`: what a model calls its parts may be what a loaded program calls something else.
-            inner = module._modules.get(step)
-            if inner is None:
-                inner = module._modules[step] = Part()
-            module = inner
+        module, name = self._module_of(state)
         if state.kind == "param":
             same = self._same_parameter(number)
             made = torch.nn.Parameter(tensor, state.requires_grad) if same is None else same
@@ -82,6 +87,52 @@ class LoadedProgram(Part):
         if not state.is_persistent:
             module._non_persistent_buffers_set.add(name)
         return module._buffers, name
+
+    def _module_of(self, state: State) -> tuple[torch.nn.Module, str]:
+        """The module that holds a tensor of the state, and its name there."""
+        module: torch.nn.Module = self
+        *path, name = state.path.split(".")
+        for step in path:
+            # Not `add_module`: what a model calls its parts may be what a loaded program calls something else.
+            inner = module._modules.get(step)
+            if inner is None:
+                inner = module._modules[step] = Part()
+            module = inner
+        return module, name
+
+    def _put_late(self, number: int, state: State) -> tuple[dict[str, Any], str]:
+        """A parameter that the file has in panels: a matrix of its own is made for who asks for it."""
+        module, name = self._module_of(state)
+        assert isinstance(module._parameters, LateParameters)
+        module._parameters.put_late(name, lambda: self._read_late(number))
+        return module._parameters, name
+
+    def _read_late(self, number: int) -> torch.nn.Parameter:
+        """The parameter, of all names that are tied."""
+        first = self._tied.get(number, number)
+        with self._lock:
+            found = self._unpacked.get(first)
+            if found is None:
+                state = self.manifest.state[first]
+                with torch.inference_mode(False), torch.no_grad():
+                    found = torch.nn.Parameter(self._contents.state(state), state.requires_grad)
+                self._unpacked[first], self._as_unpacked[first] = found, Constants([found])
+            return found
+
+    def present(self, number: int) -> torch.Tensor | None:
+        """A tensor of the state; None where the file has it in panels, and nobody has asked for another form of it."""
+        place = self._places[number]
+        if place is not None and isinstance(place[0], LateParameters) and place[0].is_late(place[1]):
+            return None
+        return self.tensor(number)
+
+    def is_as_in_panels(self, number: int) -> bool:
+        """Whether a tensor of the state, as far as anybody can tell, is what the file has in panels."""
+        now = self.present(number)
+        if now is None:
+            return True
+        known = self._as_unpacked.get(self._tied.get(number, number))
+        return known is not None and known.tensors[0] is now and known.unchanged()
 
     def _same_parameter(self, number: int) -> torch.nn.Parameter | None:
         """The parameter of another name, before it, that this one is tied to."""
@@ -225,32 +276,49 @@ class LoadedProgram(Part):
         """The weights' entry with what the tensors hold now. Raises: PackageError (S0702)."""
         moved = []
         for number, state in enumerate(self.manifest.state):
+            if state.panels is not None:
+                continue
             tensor, over = self.tensor(number), self._contents.tensor(state.placed)
             if tensor.data_ptr() == over.data_ptr():
                 continue
-            if (tensor.dtype, tensor.shape, tensor.stride()) != (over.dtype, over.shape, over.stride()):
-                raise unsaved(
-                    f"{state.path} is {tensor.dtype} {list(tensor.shape)} now, it was loaded as {over.dtype} "
-                    f"{list(over.shape)}",
-                    "the graphs of the file are for the types that it was saved with",
-                    "save the program that it comes from again",
-                )
+            _check_type(state, tensor)
             moved.append((over, tensor))
+        packed = self._changed_in_panels()
         entry = self._contents.entry(WEIGHTS)
-        if not moved:
+        if not moved and not packed:
             return [entry]
         copy = bytearray(entry)
         for over, tensor in moved:
             content = raw(tensor)
             at = over.data_ptr() - self._contents.address(WEIGHTS)
             copy[at : at + len(content)] = content
+        for state, tensor in packed:
+            over = self._contents.tensor(stored_as(state))
+            at = over.data_ptr() - self._contents.address(WEIGHTS)
+            assert state.panels is not None
+            panels = torch.frombuffer(copy, dtype=over.dtype, count=over.numel(), offset=at)
+            put_matrix(panels, state.panels, tensor.detach())
         return [bytes(copy)]
+
+    def _changed_in_panels(self) -> list[tuple[State, torch.Tensor]]:
+        """What the file has in panels and is not as it was. Raises: PackageError (S0702)."""
+        found = []
+        for number, state in enumerate(self.manifest.state):
+            tensor = None if state.panels is None else self.present(number)
+            if tensor is None:
+                continue
+            _check_type(state, tensor)
+            if not torch.equal(_bits(tensor), _bits(self._contents.state(state))):
+                found.append((state, tensor))
+        return found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoadedProgram:
         made = LoadedProgram(self._contents, allow_native=self._allow_native, classes=self._classes)
         with torch.no_grad():
             for number in range(len(self._places)):
-                made._own(number, self.tensor(number))
+                present = self.present(number)
+                if present is not None:
+                    made._own(number, present)
             if self.folded_is_as_saved():
                 made._folded = Constants([made.tensor(number) for number in self._folded_numbers()])
         memo[id(self)] = made
@@ -263,7 +331,8 @@ class LoadedProgram(Part):
             self._others[number] = copy.requires_grad_(tensor.requires_grad)
         elif isinstance(tensor, torch.nn.Parameter):
             same = self._same_parameter(number)
-            place[0][place[1]] = torch.nn.Parameter(copy, tensor.requires_grad) if same is None else same
+            made = torch.nn.Parameter(copy, tensor.requires_grad) if same is None else same
+            place[0][place[1]] = self._unpacked[self._tied.get(number, number)] = made
         else:
             place[0][place[1]] = copy
 
@@ -276,13 +345,30 @@ class LoadedProgram(Part):
         )
 
 
+def _check_type(state: State, tensor: torch.Tensor) -> None:
+    """Raises: PackageError (S0702)."""
+    placed = state.placed
+    if (tensor.dtype, tuple(tensor.shape), tensor.stride()) != (placed.dtype, placed.sizes, placed.strides):
+        raise unsaved(
+            f"{state.path} is {tensor.dtype} {list(tensor.shape)} now, it was loaded as {placed.dtype} "
+            f"{list(placed.sizes)}",
+            "the graphs of the file are for the types that it was saved with",
+            "save the program that it comes from again",
+        )
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().contiguous().view(torch.uint8)
+
+
 def _tied(states: Sequence[State]) -> dict[int, int]:
     """Of each parameter that lies over all of an earlier one, the number of the first such."""
-    first: dict[Placed, int] = {}
+    first: dict[tuple[Placed, InPanels | None], int] = {}
     found = {}
     for number, state in enumerate(states):
-        if state.kind == "param" and first.setdefault(state.placed, number) != number:
-            found[number] = first[state.placed]
+        key = state.placed, state.panels
+        if state.kind == "param" and first.setdefault(key, number) != number:
+            found[number] = first[key]
     return found
 
 

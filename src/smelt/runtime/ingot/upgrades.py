@@ -1,6 +1,6 @@
 """What earlier formats lack of the present one.
 
-    format 1  -- to_2 -->  format 2  -- ... -->  the present one
+    format 1  -- to_2 -->  format 2  -- to_3 -->  format 3  -- ... -->  the present one
 
 Invariant: an upgrade is written when a format changes, and never changed again; it takes any JSON, as what it gives is
 checked like a file of the present format.
@@ -27,5 +27,13 @@ def _to_2(manifest: dict[str, Any]) -> dict[str, Any]:
     return manifest | {"methods": methods, "operators": {}}
 
 
-UPGRADES: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (_to_2,)
+def _to_3(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Matrices in panels: format 2 has none."""
+    state = manifest.get("state")
+    if isinstance(state, list):
+        state = [[*each, None] if isinstance(each, list) else each for each in state]
+    return manifest | {"state": state}
+
+
+UPGRADES: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (_to_2, _to_3)
 """From each format to the next."""

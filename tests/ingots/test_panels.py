@@ -1,0 +1,191 @@
+"""Weights that kernels read in panels are in the file so, once, and everywhere else what they were."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import smelt
+from smelt.runtime.ingot import held_json
+from smelt.runtime.ingot.late_parameters import LateParameters
+from smelt.runtime.ingot.load import load
+from smelt.runtime.ingot.natives import targets
+
+
+class Layer(nn.Module):
+    """Weights of one merged product, of a product alone, of another orientation, under two names, and of two uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.q, self.k, self.v = (nn.Linear(48, 48) for _ in range(3))
+        self.out, self.again = nn.Linear(48, 80), nn.Linear(48, 80)
+        self.again.weight = self.out.weight
+        self.turned = nn.Parameter(torch.randn(80, 48))
+        self.both = nn.Linear(48, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.softmax(self.q(x) @ self.k(x).t(), -1) @ self.v(x)
+        z = self.out(y) + self.again(y + 1)
+        return self.both(z @ self.turned) + self.both.weight[:40]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Path, Layer, Tensor]:
+    model, x = Layer().eval(), torch.randn(40, 48)
+    with torch.no_grad():
+        smelt.trace(model, (x,)).save(tmp_path / "m.ingot")
+    return tmp_path / "m.ingot", model, x
+
+
+def late(program: smelt.LoadedProgram) -> set[str]:
+    """The parameters that nobody has asked for."""
+    found = set()
+    for path, module in program.named_modules():
+        held = module._parameters
+        found |= {
+            f"{path}.{name}".lstrip(".") for name in held if isinstance(held, LateParameters) and held.is_late(name)
+        }
+    return found
+
+
+PACKED = {"q.weight", "k.weight", "v.weight", "out.weight", "again.weight", "turned"}
+
+
+def test_nothing_is_packed_at_loading(saved: tuple[Path, Layer, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _, x = saved
+    packed: list[Any] = []
+    monkeypatch.setattr(held_json.Packing, "run", lambda self: packed.append(self))
+    loaded = load(path)
+    with torch.no_grad():
+        loaded(x)
+    assert late(loaded) == PACKED and len(packed) == 1  # `both` is there row by row
+
+
+@pytest.mark.parametrize("isa", ["avx512", "avx2"])
+def test_every_target_reads_the_same_panels(
+    saved: tuple[Path, Layer, Tensor], isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, model, x = saved
+    if isa not in targets():
+        pytest.skip(f"this machine runs {targets()}")
+    monkeypatch.setenv("SMELT_ISA", isa)
+    loaded = load(path)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(x), model(x))
+    assert loaded.is_native and late(loaded) == PACKED
+    plain = sum(parameter.nbytes for parameter in model.parameters())
+    stored = loaded._contents._archive.entries["weights.safetensors"].nbytes
+    assert stored < plain + 4096  # a header, and what is between tensors
+
+
+def test_parameters_are_what_they_were(saved: tuple[Path, Layer, Tensor]) -> None:
+    path, model, x = saved
+    with torch.no_grad():
+        wanted = load(path)(x)
+    for read in (
+        lambda p: p.state_dict(),
+        lambda p: dict(p.named_parameters(remove_duplicate=False)),
+        lambda p: {name: p.get_parameter(name) for name, _ in model.named_parameters(remove_duplicate=False)},
+        lambda p: dict(p.named_state()),
+    ):
+        loaded = load(path)
+        found = read(loaded)
+        assert found.keys() == model.state_dict().keys()
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(found[name], tensor) and found[name].stride() == tensor.stride()
+        assert late(loaded) == set() and loaded.again.weight is loaded.out.weight
+        assert loaded.q.weight is loaded.q.weight and isinstance(loaded.q.weight, nn.Parameter)
+        with torch.no_grad():
+            assert torch.equal(loaded(x), wanted)  # natively, as nothing has changed
+        assert loaded.is_native
+
+
+def test_weights_that_change(saved: tuple[Path, Layer, Tensor], tmp_path: Path) -> None:
+    path, model, x = saved
+    loaded, other = load(path), copy.deepcopy(model)
+    with torch.no_grad():
+        loaded(x)
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+        loaded.load_state_dict(other.state_dict())
+        torch.testing.assert_close(loaded(x), other(x))
+        loaded.save(tmp_path / "other.ingot")
+        again = load(tmp_path / "other.ingot")
+        torch.testing.assert_close(again(x), other(x))
+        assert late(again) == PACKED
+        # One that nobody has read is replaced.
+        fresh = load(path)
+        fresh.q.weight = nn.Parameter(torch.zeros(48, 48))
+        model.q.weight = fresh.q.weight
+        torch.testing.assert_close(fresh(x), model(x))
+        # In a copy, too, and there alone.
+        one = load(path)
+        one.out.weight.mul_(2)
+        two = copy.deepcopy(one)
+        two.k.weight.zero_()
+        assert two.again.weight is two.out.weight and two.out.weight is not one.out.weight
+        assert torch.equal(one.k.weight, model.k.weight) and torch.equal(two.out.weight, one.out.weight)
+        assert not torch.equal(one(x), two(x))
+
+
+def test_saving_again(saved: tuple[Path, Layer, Tensor], tmp_path: Path) -> None:
+    path, _, x = saved
+    for touch in (lambda p: None, lambda p: p(x), lambda p: p.state_dict()):
+        loaded = load(path)
+        with torch.no_grad():
+            touch(loaded)
+        loaded.save(tmp_path / "again.ingot")
+        assert (tmp_path / "again.ingot").read_bytes() == path.read_bytes()
+
+
+def test_gradients_and_text(saved: tuple[Path, Layer, Tensor]) -> None:
+    path, model, x = saved
+    loaded = load(path)
+    loaded(x).sum().backward()
+    model(x).sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(loaded.get_parameter(name).grad, parameter.grad)
+    with torch.no_grad():
+        torch.testing.assert_close(load(path, allow_native=False)(x), model(x))
+    assert load(path).to(torch.float64).q.weight.dtype is torch.float64
+
+
+def test_the_dictionary_of_late_parameters() -> None:
+    made: list[str] = []
+
+    def late_one(name: str) -> Any:
+        return lambda: made.append(name) or nn.Parameter(torch.zeros(1))
+
+    def fresh() -> LateParameters:
+        found = LateParameters()
+        found["bias"] = None
+        found.put_late("weight", late_one("weight"))
+        made.clear()
+        return found
+
+    for read in (
+        lambda d: d["weight"], lambda d: d.get("weight"), lambda d: dict(d)["weight"], lambda d: {**d}["weight"],
+        lambda d: list(d.values())[1], lambda d: dict(d.items())["weight"], lambda d: d.copy()["weight"],
+        lambda d: d.pop("weight"), lambda d: copy.copy(d)["weight"], lambda d: pickle.loads(pickle.dumps(d))["weight"],
+        lambda d: (d | {})["weight"],
+    ):  # fmt: skip
+        found = fresh()
+        assert isinstance(read(found), nn.Parameter) and made == ["weight"], read
+        assert not found.is_late("weight")
+    found = fresh()
+    assert list(found) == ["bias", "weight"] and "weight" in found and len(found) == 2 and made == []
+    assert found.get("nothing", 3) == 3 and found.pop("nothing", 4) == 4
+    found["weight"] = None
+    assert found["weight"] is None and made == []
+    found = fresh()
+    del found["weight"]
+    assert "weight" not in found and made == [] and not found.is_late("weight")
+    with pytest.raises(KeyError):
+        found.pop("weight")
