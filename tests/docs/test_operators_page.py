@@ -30,14 +30,14 @@ def _run(copy: Path, *command: str) -> str:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sources and the tests that the page names, with the page's three insertions."""
+    """The sources and the tests that the page names, with the page's four insertions."""
     made = tmp_path_factory.mktemp("sources")
     ignored = shutil.ignore_patterns("__pycache__")
     for folder in ("src", "tests"):
         shutil.copytree(ROOT / folder, made / folder, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", made)
     steps = STEP.findall(PAGE)
-    assert len(steps) == 3
+    assert len(steps) == 4
     for file, place, text in steps:
         lines = (made / file).read_text(encoding="utf-8").split("\n")
         (at,) = (i for i, line in enumerate(lines) if line.strip().startswith(place))

@@ -1,4 +1,4 @@
-"""`smelt export`: a saved program as a C library."""
+"""`smelt export`: a saved program as a C library, or as an ONNX model."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 
 from smelt.cli.ingot import check_is_file
 from smelt.package.c.export import export as export_ingot
+from smelt.package.onnx.export import export_onnx
 
 
 def export(
@@ -17,23 +18,56 @@ def export(
     target: Annotated[str, typer.Option(help="avx512, avx2 or neon; by default this machine's.")] = "",
     name: Annotated[str, typer.Option(help="What names in C begin with; by default the file's name.")] = "",
     compiler: Annotated[str, typer.Option(help="A C compiler's command, or zig (the package ziglang).")] = "",
-) -> None:
-    """Make a C library of a saved program, which needs no Python and no torch.
+    onnx: Annotated[
+        Path | None, typer.Option("--onnx", help="Write an ONNX model to this file instead.", show_default=False)
+    ] = None,
+    entry: Annotated[str, typer.Option(help="With --onnx, the entry point; by default forward.")] = "",
+    external_data: Annotated[
+        bool | None,
+        typer.Option(
+            "--external-data/--no-external-data", show_default=False,
+            help="With --onnx, weights in a file beside it; by default from 1.9 GB on.",
+        ),
+    ] = None,
+) -> None:  # fmt: skip
+    """Make a C library of a saved program, or an ONNX model (--onnx).
 
     The folder gets lib<name>.so and lib<name>.a, <name>.safetensors (the
     weights), <name>.h (the program's own signature), smelt.h, smelt.hpp,
-    and a file for CMake's find_package. What torch alone can compute is
-    named, and nothing is written.
+    and a file for CMake's find_package. Neither needs Python or torch.
+    What torch alone can compute is named, and nothing is written.
+
+    An ONNX model needs the package onnx to be written. Branches become
+    If, loops Loop. What ONNX cannot say is named with its line, and
+    nothing is written.
 
     \b
     Examples:
       smelt export m.ingot --out build
       smelt export m.ingot --target neon --compiler zig
+      smelt export m.ingot --onnx model.onnx
     """
     check_is_file(ingot)
+    if onnx is not None:
+        if target or name or compiler:
+            raise typer.BadParameter("--target, --name and --compiler are for C libraries", param_hint="--onnx")
+        _export_onnx(ingot, onnx, entry, external_data)
+        return
+    if entry or external_data is not None:
+        raise typer.BadParameter("it is for ONNX models: name one with --onnx", param_hint="--entry, --external-data")
     made = export_ingot(Path(ingot), out, target=target, name=name, compiler=compiler)
     typer.echo(f"{made.library}: {made.library.stat().st_size:,} bytes, for {made.target}")
     if made.weights.exists():
         typer.echo(f"{made.weights}: {made.weights.stat().st_size:,} bytes")
     for signature in made.signatures:
         typer.echo(f"  {signature}")
+
+
+def _export_onnx(ingot: str, path: Path, entry: str, external_data: bool | None) -> None:
+    made = export_onnx(Path(ingot), path, entry=entry, external_data=external_data)
+    for file in (made.path, made.data):
+        if file is not None:
+            typer.echo(f"{file}: {file.stat().st_size:,} bytes")
+    typer.echo(f"  opset {made.opset}: ({', '.join(made.inputs)}) -> ({', '.join(made.outputs)})")
+    for before, after in made.state:
+        typer.echo(f"  state: {after} is {before} after the call")

@@ -24,6 +24,8 @@ def filled(record: OpRecord, slot: Slot) -> str:
             return "torch's backward" if record.vjp is None else "record"
         case Slot.KERNEL:
             return _kernel(record)
+        case Slot.ONNX:
+            return "form" if record.onnx is not None else "" if record.lower is None else "simpler operators"
         case Slot.TRITON:
             return ""
 

@@ -74,6 +74,7 @@ CATALOGUE: tuple[Code, ...] = (
     Code("S0702", "a program cannot be saved as an ingot"),
     Code("S0703", "an ingot has no native code that runs here"),
     Code("S0704", "an ingot cannot be exported to C"),
+    Code("S0705", "an ingot cannot be exported to ONNX"),
     Code("S0901", "a pass broke the graph"),
     Code("S0902", "an internal invariant does not hold"),
 )

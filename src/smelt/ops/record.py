@@ -8,7 +8,7 @@ from enum import Enum, Flag, auto
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeAlias
 
-from smelt.ir import Arg, TensorType, Type, Value
+from smelt.ir import Arg, Dim, DType, TensorType, Type, Value
 
 Alias: TypeAlias = Literal["fresh", "view", "maybe"]
 """fresh: results have memory of their own. view: the result is a view of the first operand. maybe: types decide."""
@@ -163,6 +163,72 @@ and casts. For a list of tensors it is a tuple. An argument that is left out has
 """
 
 
+@dataclass(frozen=True, slots=True)
+class OnnxValue:
+    """A value of an ONNX graph: its name and element type; is_sequence: a list of tensors, not one."""
+
+    name: str
+    dtype: DType
+    is_sequence: bool = False
+
+
+OnnxItems: TypeAlias = "tuple[OnnxValue, ...]"
+"""A list or a tuple whose length is known: its items, each a value of its own."""
+
+
+class NoOnnxForm(Exception):
+    """ONNX cannot say a call, for the reason given."""
+
+
+class OnnxEmitter(Protocol):
+    """What ONNX forms write their nodes with. Operands are values of either graph; None: an input that is left out."""
+
+    def op(self, kind: str, *operands: Value | OnnxValue | None, dtype: DType | None = None, **how: Any) -> OnnxValue:
+        """Add a node with one output, of the first operand's element type unless it is given."""
+        ...
+
+    def ops(
+        self, kind: str, dtypes: tuple[DType, ...], *operands: Value | OnnxValue | None, **how: Any
+    ) -> tuple[OnnxValue, ...]:
+        """Add a node with an output of each of these element types."""
+        ...
+
+    def constant(self, data: Any, dtype: DType) -> OnnxValue:
+        """A constant tensor: nested lists of numbers, or a number, or a tensor of torch."""
+        ...
+
+    def value(self, arg: Arg) -> OnnxValue:
+        """A tensor or number of the graph, or a number as a constant."""
+        ...
+
+    def items(self, arg: Arg) -> OnnxItems | OnnxValue:
+        """A list of the graph: its items where their number is known, else a sequence."""
+        ...
+
+    def stacked(self, arg: Arg) -> OnnxValue | None:
+        """The tensors of a list that a loop gathers, along a new first dimension; None for any other list."""
+        ...
+
+    def size(self, dim: Dim) -> OnnxValue | None:
+        """A size as a number, where it is one or follows from those of the inputs."""
+        ...
+
+    def owns_memory(self, x: Value) -> bool:
+        """Whether a tensor is the first of its memory, and no view of another one or of what the caller passes."""
+        ...
+
+    def require(self, holds: OnnxValue, what: str) -> None:
+        """Make the run fail where a bool is false. what: what must be, for people."""
+        ...
+
+
+OnnxResult: TypeAlias = "OnnxValue | tuple[OnnxValue | None, ...] | OnnxItems | None"
+OnnxForm: TypeAlias = Callable[[OnnxEmitter, Call, "tuple[Type, ...]"], OnnxResult]
+"""A call in ONNX's operators, from its arguments and the types of its results: a value for each result, or the items of
+the only one. None: not for this call. Raises: NoOnnxForm.
+"""
+
+
 class Slot(Enum):
     """What a pass or a backend brings for an operator; `codegen.slots.filled` tells whether it is there."""
 
@@ -170,6 +236,8 @@ class Slot(Enum):
     """Its gradient, in the graph's operators: in the record."""
     KERNEL = "C kernel"
     """Code of ours for the CPU: a rule of `codegen.fusion.rules`, a product, a lowering."""
+    ONNX = "ONNX"
+    """Its form in ONNX's operators: in the record, or by the simpler operators that it is lowered to."""
     TRITON = "Triton"
     """Code of ours for GPUs."""
 
@@ -201,7 +269,8 @@ class OpRecord:
     may_throw: whether the data may make eager raise. uninitialised: the result's content is arbitrary.
     traits: further facts that are asked for by name. product: the factors of a matrix product.
     neutral: of a reduction, the number that changes no result (infinite: for floating-point numbers only).
-    vjp: its gradient. why_not: for each slot that is empty, why; none where nothing of that kind is built yet.
+    vjp: its gradient. onnx: its form in ONNX's operators. why_not: for each slot that is empty, why; none where nothing
+    of that kind is built yet.
     """
 
     name: str
@@ -221,6 +290,7 @@ class OpRecord:
     product: Product | None = None
     neutral: float | bool | None = None
     vjp: Gradient | None = None
+    onnx: OnnxForm | None = None
     why_not: Mapping[Slot, str] = field(default_factory=dict)
 
 

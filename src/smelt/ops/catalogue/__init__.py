@@ -13,6 +13,7 @@ from smelt.ops.catalogue.gradients import GRADIENTS
 from smelt.ops.catalogue.indexing import INDEXING
 from smelt.ops.catalogue.layers import LAYERS
 from smelt.ops.catalogue.nn import NN
+from smelt.ops.catalogue.onnx import ONNX_FORMS, WHY_NOT
 from smelt.ops.catalogue.packed import PACKED
 from smelt.ops.catalogue.pointwise import POINTWISE
 from smelt.ops.catalogue.products import PRODUCTS
@@ -20,9 +21,9 @@ from smelt.ops.catalogue.recurrent import RECURRENT
 from smelt.ops.catalogue.reductions import REDUCTIONS
 from smelt.ops.catalogue.synonyms import SYNONYMS
 from smelt.ops.catalogue.views import VIEWS
-from smelt.ops.record import Gradient, OpRecord
+from smelt.ops.record import Gradient, OnnxForm, OpRecord, Slot
 
-_WITHOUT_GRADIENTS = (
+_BARE = (
     *POINTWISE,
     *REDUCTIONS,
     *VIEWS,
@@ -35,7 +36,20 @@ _WITHOUT_GRADIENTS = (
     *PACKED,
     *SYNONYMS,
 )
-CATALOGUE: tuple[OpRecord, ...] = tuple(replace(r, vjp=GRADIENTS.get(r.name)) for r in _WITHOUT_GRADIENTS)
+
+
+def _whole(record: OpRecord) -> OpRecord:
+    """A record with what stands beside the other gradients, and the other forms."""
+    why = {Slot.ONNX: WHY_NOT[record.name]} if record.name in WHY_NOT else {}
+    return replace(
+        record,
+        vjp=GRADIENTS.get(record.name),
+        onnx=ONNX_FORMS.get(record.name),
+        why_not=MappingProxyType({**record.why_not, **why}),
+    )
+
+
+CATALOGUE: tuple[OpRecord, ...] = tuple(map(_whole, _BARE))
 _BY_NAME = MappingProxyType({record.name: record for record in CATALOGUE})
 
 
@@ -59,3 +73,8 @@ def record_of(op: str) -> OpRecord | None:
 def gradient_of(op: str) -> Gradient | None:
     """The gradient of an overload, which may have no record; None where it has none of ours."""
     return GRADIENTS.get(op)
+
+
+def onnx_form(op: str) -> OnnxForm | None:
+    """What an overload, or an operator of Python's, is in ONNX; it may have no record. None where it has no form."""
+    return ONNX_FORMS.get(op)

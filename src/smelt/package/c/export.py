@@ -19,10 +19,11 @@ from smelt.diag import PackageError
 from smelt.ir import parse
 from smelt.package.c.header import cmake_text, header_text
 from smelt.package.c.link import PUBLIC, RUNTIME, build, toolchain
-from smelt.package.c.signature import Signature, identifier, signature_of
+from smelt.package.c.signature import Signature, signature_of
 from smelt.package.c.tables import Table, TableWriter, Tensor, needs_library
 from smelt.package.c.text import ProgramText
 from smelt.package.c.weights import Weights
+from smelt.package.names import identifier
 from smelt.package.natives import TARGETS
 from smelt.runtime.ingot.abi import abi
 from smelt.runtime.ingot.contents import Contents, open_file

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from smelt.package.c.addresses import DTYPES
-from smelt.package.c.signature import Kind, Signature, identifier
+from smelt.package.c.signature import Kind, Signature
+from smelt.package.names import identifier
 
 
 def header_text(name: str, weights: str, signatures: Sequence[Signature]) -> str:

@@ -1,0 +1,75 @@
+"""Each operator's samples as an ONNX model: onnxruntime gives what eager gives, or the form says why there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from smelt.ops.catalogue import CATALOGUE
+from smelt.ops.evaluate import evaluate
+from smelt.ops.record import OpRecord, Sample
+from tests.codegen.test_lower_catalogue import sample_graph
+from tests.onnx.harness import Session, assert_alike, model_of
+
+_LACKS = ("could not find an implementation", "does not support double")
+
+
+def _has_infinity(sample: Sample) -> bool:
+    return any(isinstance(a, torch.Tensor) and a.is_floating_point() and bool(a.isinf().any()) for a in sample.args)
+
+
+def _is_double(sample: Sample) -> bool:
+    tensors = [a for arg in sample.args for a in (arg if isinstance(arg, (list, tuple)) else (arg,))]
+    return any(isinstance(a, torch.Tensor) and a.dtype is torch.float64 for a in tensors)
+
+
+def _found(message: Any, tensors: list[torch.Tensor], sample: Sample) -> list[Any] | None:
+    """The outputs; None where onnxruntime has no kernel of that element type."""
+    try:
+        return Session(message).run({f"in{i}": t for i, t in enumerate(tensors)})
+    except Exception as error:  # onnxruntime's own share no class
+        assert _is_double(sample) and any(text in str(error).lower() for text in _LACKS), error
+        return None
+
+
+@pytest.mark.spread(6)
+@pytest.mark.filterwarnings("ignore:torch.meshgrid:UserWarning")
+@pytest.mark.parametrize("record", [r for r in CATALOGUE if not r.uninitialised], ids=lambda r: r.name)
+def test_samples_equal_eager(record: OpRecord) -> None:
+    for sample in record.samples():
+        if record.name == "aten.gelu.default" and _has_infinity(sample):
+            continue  # of which eager makes NaN or infinity as its vectors fall
+        graph, tensors = sample_graph(record, sample)
+        model = model_of(graph)
+        if model.refused:
+            assert all(each.why for each in model.refused)
+            assert record.name in REFUSED, (record.name, model.refused)
+            continue
+        wanted = evaluate(graph, [t.clone() for t in tensors])
+        found = _found(model.message({}), tensors, sample)
+        if found is not None:
+            assert_alike(found, wanted)
+
+
+_RANDOM = ("rand", "randn", "randint", "randn_like", "rand_like", "bernoulli", "multinomial")
+_SHIFTS = ("bitwise_left_shift", "bitwise_right_shift", "__lshift__", "__rshift__")
+REFUSED = frozenset(
+    (
+        *(f"aten.{name}.{form}" for name in _RANDOM for form in ("default", "low")),
+        *(f"aten.{name}.{form}" for name in _SHIFTS for form in ("Tensor", "Tensor_Scalar", "Scalar")),
+        "aten.meshgrid.indexing", "aten.diagonal_scatter.default", "aten.diag_embed.default",
+        "aten.as_strided.default", "aten.as_strided_scatter.default",
+        "aten._grouped_mm.default", "aten._pack_padded_sequence.default",
+        "aten._pad_packed_sequence.default", "aten.lstm.data", "aten.gru.data", "aten.rnn_tanh.data",
+        "aten.rnn_relu.data",
+    )
+)  # fmt: skip
+"""Operators of which some sample has no form."""
+
+
+def test_most_samples_have_a_form() -> None:
+    assert len([r for r in CATALOGUE if r.name in REFUSED]) <= 27
+    forms = [r for r in CATALOGUE if r.onnx is not None or r.lower is not None]
+    assert len(forms) >= len(CATALOGUE) - 8
