@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,12 @@ import torch
 from torch import Tensor
 
 import smelt
+from smelt.runtime.ingot import plan_json
 from smelt.runtime.ingot.free_sizes import read_expr, value_of
 from smelt.runtime.ingot.json_text import Part
 from smelt.runtime.ingot.load import load
 from smelt.runtime.ingot.manifest import FORMAT
+from smelt.runtime.ingot.size_table import Column, SizeTable
 from tests.ingots.programs import Mlp
 from tests.ingots.test_saved import agree, elsewhere
 
@@ -75,6 +79,99 @@ def test_other_sizes_are_compiled_anew() -> None:
     again = io.BytesIO()
     loaded.save(again)
     assert again.getvalue() == data
+
+
+class Encoder(torch.nn.Module):
+    """What an embedder does: positions, attention, a sum over tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.words, self.places = torch.nn.Embedding(40, 32), torch.nn.Embedding(24, 32)
+        self.q, self.k, self.v, self.out = (torch.nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.words(x) + self.places(torch.arange(x.shape[1]))
+        weights = torch.softmax(self.q(h) @ self.k(h).transpose(1, 2) / 32**0.5, -1)
+        return torch.nn.functional.gelu(self.out(weights @ self.v(h))).mean(1)
+
+
+def test_all_sizes_of_a_range_need_no_compiler(tmp_path: Path) -> None:
+    """Also those that plans take apart (1), in one file for all, with one copy of the weights."""
+    model = Encoder().eval()
+    batch, tokens = smelt.Dim("batch", max=3), smelt.Dim("tokens", max=24)
+    with torch.no_grad():
+        given = torch.randint(0, 40, (2, 9))
+        program = smelt.trace(model, (given,), dynamic_shapes={"x": {0: batch, 1: tokens}})
+        path = tmp_path / "encoder"
+        program.save(path, sizes=[{"batch": range(1, 4), "tokens": range(1, 25)}], targets=["avx512", "avx2"])
+        sizes = [(b, t) for b in (1, 2, 3) for t in range(1, 25)]
+        calls = [((torch.randint(0, 40, size),), {}) for size in sizes]
+        is_native, why_not, results = elsewhere(tmp_path, {"encoder": (path, calls)})["encoder"]
+        assert is_native, why_not
+        agree(results, [model(*args) for args, _ in calls])
+        entry = load(path).entry("forward")
+        assert all(entry.native(size) is not None for size in sizes)
+        # The results are those of the program: the same kernels with the same words.
+        native = load(path)
+        for (args, _), size in zip(calls, sizes, strict=True):
+            if 1 not in size:
+                assert torch.equal(native(*args), program(*args))
+
+
+def test_a_range_is_made_by_default_where_it_is_small() -> None:
+    with torch.no_grad():
+        rows = smelt.Dim("rows", max=64)
+        x = torch.randn(3, 16)
+        loaded = load(saved(smelt.trace(Mlp().eval(), (x,), dynamic_shapes={"x": {0: rows}}), targets=["avx2"]))
+        wide = smelt.trace(Mlp().eval(), (x,), dynamic_shapes={"x": {0: smelt.Dim("rows", max=4096)}})
+        assert load(saved(wide, targets=["avx2"])).entry("forward").sizes == ((3,),)
+    assert ((1, 64),) in loaded.entry("forward").sizes
+
+
+def test_sizes_beyond_a_range_are_compiled_anew() -> None:
+    with torch.no_grad():
+        program = captured()
+        data = saved(program, sizes=[{"n": range(2, 5)}])
+        loaded = load(data)
+        for rows in (2, 4, 6):
+            args = arguments(rows)
+            agree(loaded(*args), pairs(*args))
+            assert (loaded.entry("forward").native((rows,)) is not None) == (rows < 6)
+        for sizes in ({"n": range(7, 9)}, {"n": range(0)}, {"n": range(2, 6, 2)}, {"n": range(1 << 20)}):
+            with pytest.raises(smelt.SmeltError, match="cannot be made for"):
+                saved(program, sizes=[sizes])
+
+
+def test_columns_are_what_was_put_in() -> None:
+    draw = random.Random(5)
+    for _ in range(200):
+        numbers = sorted({0, *draw.sample(range(200), draw.randint(1, 60))})
+        step = draw.choice((0, 1, -7, 64))
+        values: dict[int, int | float] = {
+            n: draw.choice((n * step, 5, n // 8, draw.randint(-9, 9), 0.5 * n)) for n in numbers
+        }
+        column = Column.of(values)
+        again = Column.read(Part(json.loads(json.dumps(column.written())), "a plan"), 200)
+        for number, value in values.items():
+            assert column.at(number) == again.at(number) == value
+            assert type(column.at(number)) is type(again.at(number)) is type(value)
+
+
+def test_tables_that_are_none_are_refused() -> None:
+    fine = {"low": [1], "count": [4], "taken": [[0, 1, 0]], "shares": [[0, 1, 0]], "columns": [[[0, 7, 1]]]}
+    table = SizeTable.read(Part(fine, "a plan"))
+    assert table.words(3) == (9,) and table.holds(4) and not table.holds(5) and not table.holds(0)
+    for change in (
+        {"low": [1, 1]}, {"low": [-1]}, {"count": [0]}, {"count": [1 << 40]}, {"taken": [[0, 0, 0]]}, {"taken": []},
+        {"taken": [[1, 1, 0]]}, {"columns": [[[0, 7, 1], [0, 7, 1]]]}, {"columns": [[[0, "0x1p0", 1]]]},
+        {"columns": [[[0, 1 << 64, 1]]]}, {"columns": [[[4, 7, 1]]]}, {"columns": [[]]}, {"more": 1},
+    ):  # fmt: skip
+        with pytest.raises(smelt.PackageError):
+            SizeTable.read(Part(fine | change, "a plan"))
+    for word in ({"Word": [[[1, 1]], 0, False]}, {"Word": [[[0, 1]], 0]}, {"Word": [[0], 0, False]}, {"Use": 0}):
+        with pytest.raises(smelt.PackageError):
+            plan_json._Reader(1, [], lambda index: print, 1).number(Part(word, "a plan"))
 
 
 @pytest.mark.parametrize(

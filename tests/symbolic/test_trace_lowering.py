@@ -178,8 +178,8 @@ graph program(%x: f32[N]) -> f32[N] {
 """
     honest = symbolic.lower
 
-    def peeking(graph, state, options, *, build=True):
-        made = honest(graph, state, options, build=build)
+    def peeking(graph, state, options, *, build=True, later=False):
+        made = honest(graph, state, options, build=build, later=later)
         first, *rest = made.plan.instructions
         assert isinstance(first, Empty)
         first = replace(first, sizes=(value(graph.inputs[0].type.sizes[0]),))

@@ -19,7 +19,7 @@ from smelt.diag import SmeltError
 from smelt.diag.console import console
 from smelt.inspect.verdict import duration
 from smelt.runtime.ingot.entry_point import EntryPoint
-from smelt.runtime.ingot.free_sizes import FreeSizes, shown
+from smelt.runtime.ingot.free_sizes import FreeSizes, least_of, shown
 from smelt.runtime.ingot.load import load
 from smelt.runtime.ingot.manifest import EXTRA, InputType, Manifest, Method
 from smelt.runtime.ingot.program import LoadedProgram
@@ -180,7 +180,8 @@ def _about_sizes(free: FreeSizes) -> Iterator[str]:
         yield f"{symbol.name} is free, from {symbol.low}" + (f" to {symbol.high}" if symbol.high is not None else " on")
     yield from (f"where {'' if outcome else 'not '}{shown(expr)}" for expr, outcome in free.checks)
     for profile in free.profiles:
-        sizes = ", ".join(f"{s.name} = {n}" for s, n in zip(free.symbols, profile.sizes, strict=True))
+        spans = (f"{n[0]}..{n[1]}" if isinstance(n, tuple) else str(n) for n in profile.sizes)
+        sizes = ", ".join(f"{s.name} = {span}" for s, span in zip(free.symbols, spans, strict=True))
         yield f"native code at {sizes}: {', '.join(profile.native) or 'none'}"
 
 
@@ -249,7 +250,7 @@ def _sizes(method: Method) -> dict[str, int]:
         return {}
     count = max(2, int(_TRIED ** (1 / len(free.symbols))))
     near = sorted(product(*(range(symbol.low, symbol.low + count) for symbol in free.symbols)), key=sum)
-    for sizes in (*(profile.sizes for profile in free.profiles), *near):
+    for sizes in (*(tuple(map(least_of, profile.sizes)) for profile in free.profiles), *near):
         values = {symbol.name: size for symbol, size in zip(free.symbols, sizes, strict=True)}
         if not free.refused(values):
             return values

@@ -43,6 +43,7 @@ from smelt.diag.notebook import text_box
 from smelt.ir import Graph, TensorType, Type, Value
 from smelt.ops.convert import dtype_to_torch, type_of
 from smelt.ops.evaluate import evaluate
+from smelt.package.sizes import Wanted
 from smelt.passes.manager import Culprit
 from smelt.runtime.guard_constants import Constants
 
@@ -189,14 +190,14 @@ class Program(torch.nn.Module):
         *,
         extra_files: Mapping[str, bytes] | None = None,
         targets: Sequence[str] | None = None,
-        sizes: Sequence[Mapping[str, int]] | None = None,
+        sizes: Sequence[Wanted] | None = None,
     ) -> None:
         """Write the program to a file, or a buffer, that `smelt.load` reads without its source: an ingot.
 
         extra_files: files to go with it, by name. targets: what native code is made for, of "avx512", "avx2" and
         "neon"; all by default, whatever this machine is. sizes: of a program with free sizes, those to make native
-        code for, by name; those that it was captured with by default. The file appears under its name when it is
-        whole.
+        code for, by name, each a number or a `range`; by default those that it was captured with, and all within the
+        ranges of its capture where these are 1024 or fewer. The file appears under its name when it is whole.
         Raises: PackageError (S0702) where something of the program has no form in a file.
         """
         saving.save({"forward": self.to_be_saved()}, target, extra_files or {}, targets, sizes)

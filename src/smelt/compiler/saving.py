@@ -26,6 +26,7 @@ from smelt.codegen.lower.result import Lowered, StateName
 from smelt.codegen.lower.symbolic import specialize
 from smelt.compiler.compiled import Compiled, dispatcher_of
 from smelt.compiler.pipeline import optimized_graph
+from smelt.compiler.saved_ranges import Ranged, plans_for
 from smelt.compiler.sized_unit import SizedUnit
 from smelt.compiler.unit import Unit, with_very_tensors
 from smelt.diag import Options, SmeltError
@@ -36,7 +37,7 @@ from smelt.ops.convert import dtype_to_torch
 from smelt.ops.registry import overload
 from smelt.package.natives import TARGETS, Code, NativeWriter
 from smelt.package.paths import with_short_paths
-from smelt.package.sizes import check_free, dimension, free_sizes, profile_sizes
+from smelt.package.sizes import Box, Wanted, boxes_of, check_free, dimension, free_sizes
 from smelt.package.state import Tensors
 from smelt.package.structures import structure_of
 from smelt.runtime.cache import code_cache
@@ -44,7 +45,7 @@ from smelt.runtime.ingot import held_json
 from smelt.runtime.ingot.abi import abi
 from smelt.runtime.ingot.archive import Pieces
 from smelt.runtime.ingot.errors import unsaved
-from smelt.runtime.ingot.free_sizes import FreeSizes, Profile
+from smelt.runtime.ingot.free_sizes import Bounds, FreeSizes, Profile, Sizes
 from smelt.runtime.ingot.json_text import dumps
 from smelt.runtime.ingot.manifest import EXTRA, WEIGHTS, InputType, Manifest, Method
 from smelt.runtime.ingot.plan_json import NotWritten
@@ -72,7 +73,7 @@ def save(
     target: str | os.PathLike[str] | BinaryIO,
     extra_files: Mapping[str, bytes],
     targets: Sequence[str] | None,
-    sizes: Sequence[Mapping[str, int]] | None = None,
+    sizes: Sequence[Wanted] | None = None,
 ) -> None:
     """Write the programs, each an entry point of its name; sizes: of free ones, those to make native code for.
 
@@ -97,7 +98,7 @@ def save_programs(
     *,
     extra_files: Mapping[str, bytes] | None = None,
     targets: Sequence[str] | None = None,
-    sizes: Sequence[Mapping[str, int]] | None = None,
+    sizes: Sequence[Wanted] | None = None,
 ) -> None:
     """Write several programs into one file, each an entry point of its name: `smelt.load(path).name(...)`.
 
@@ -151,7 +152,7 @@ class _Plans:
 class _Writer:
     programs: Mapping[str, Saved]
     targets: Mapping[str, Isa]
-    sizes: Sequence[Mapping[str, int]] | None = None
+    sizes: Sequence[Wanted] | None = None
     tensors: Tensors = field(default_factory=Tensors)
     entries: dict[str, Pieces] = field(default_factory=dict)
     _native_entries: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -241,17 +242,53 @@ class _Writer:
         """What is free, and native code for some sizes."""
         facts = unit.captured.sizes
         assert isinstance(unit, SizedUnit) and facts is not None
-        profiles = []
-        for number, sizes in enumerate(profile_sizes(facts, self.sizes)):
-            graph = specialize(unit.graph, dict(zip(facts.symbols, sizes, strict=True)))
-            native = self._natives(plans, f"{plans.name}.{number}", graph)
-            profiles += [Profile(sizes, native)] if native else []
+        profiles: list[Profile] = []
+        for box in boxes_of(facts, self.sizes):
+            if box.is_one:
+                profiles += self._alone(plans, unit, {box.sizes[0]: self.targets}, len(profiles))
+                continue
+            alone: dict[Sizes, dict[str, Isa]] = {}
+            for target, isa in self.targets.items():
+                for made in self._for_ranges(plans, unit, box, target, isa):
+                    if isinstance(made, tuple):
+                        alone.setdefault(made, {})[target] = isa
+                        continue
+                    entry = f"code/{target}/{plans.name}.{len(profiles)}.json"
+                    try:
+                        self._native_entries[entry] = self._entry(plans, made, isa, plans.codes[target])
+                    except (NotWritten, SmeltError) as error:
+                        plans.why_not[target] = str(getattr(error, "what", error))
+                        continue
+                    self.entries[entry] = []
+                    profiles.append(Profile(tuple(map(_bounds, box.bounds)), {target: entry}))
+            profiles += self._alone(plans, unit, alone, len(profiles))
         return free_sizes(facts, profiles)
 
-    def _natives(self, plans: _Plans, label: str, graph: Graph) -> dict[str, str]:
+    def _alone(
+        self, plans: _Plans, unit: SizedUnit, wanted: Mapping[Sizes, Mapping[str, Isa]], number: int
+    ) -> list[Profile]:  # fmt: skip
+        """Plans for single sizes."""
+        found: list[Profile] = []
+        for sizes, targets in wanted.items():
+            graph = specialize(unit.graph, dict(zip(unit.facts.symbols, sizes, strict=True)))
+            native = self._natives(plans, f"{plans.name}.{number + len(found)}", graph, targets)
+            found += [Profile(sizes, native)] if native else []
+        return found
+
+    def _for_ranges(self, plans: _Plans, unit: SizedUnit, box: Box, target: str, isa: Isa) -> list[Ranged | Sizes]:
+        with compiling_for(isa):
+            try:
+                return list(plans_for(unit, box, _for_elsewhere(plans.saved.options)))
+            except SmeltError as error:
+                plans.why_not[target] = error.what
+                return []
+
+    def _natives(
+        self, plans: _Plans, label: str, graph: Graph, targets: Mapping[str, Isa] | None = None
+    ) -> dict[str, str]:  # fmt: skip
         """By target, the entry of the graph's plan; label: what the entries are called."""
         native: dict[str, str] = {}
-        for target, isa in self.targets.items():
+        for target, isa in (self.targets if targets is None else targets).items():
             entry = f"code/{target}/{label}.json"
             try:
                 self._native_entries[entry] = self._native(plans, graph, isa, plans.codes[target])
@@ -301,15 +338,20 @@ class _Writer:
 
     def _native(self, plans: _Plans, graph: Graph, isa: Isa, code: Code) -> Any:
         """Raises: NotWritten; SmeltError where it cannot be lowered."""
-        unit = plans.saved.unit
-        # Kernels of other machines cannot be timed here.
-        options = replace(plans.saved.options, keep_plans=False, profile=False, dump="", measure=False)
+        unit, options = plans.saved.unit, _for_elsewhere(plans.saved.options)
         with compiling_for(isa):
             graph = optimized_graph(graph, options, unit.lookup)[0]
-            lowered: Lowered = with_very_tensors(lower(graph, unit.lookup, options, later=True), unit.captured)
+            return self._entry(plans, lower(graph, unit.lookup, options, later=True), isa, code)
+
+    def _entry(self, plans: _Plans, made: Lowered | Ranged, isa: Isa, code: Code) -> Any:
+        """Raises: NotWritten."""
+        unit, options = plans.saved.unit, _for_elsewhere(plans.saved.options)
+        lowered, table = (made.lowered, made.table) if isinstance(made, Ranged) else (made, None)
+        with compiling_for(isa):
             writer = NativeWriter(
-                lowered, isa, options, unit.lookup,
+                with_very_tensors(lowered, unit.captured), isa, options, unit.lookup,
                 lambda kind, path: self._number(plans.name, kind, path, unit.lookup(kind, path)), self.tensors, code,
+                table,
             )  # fmt: skip
             entry = writer.entry()
         plans.folded |= writer.folded
@@ -333,6 +375,16 @@ class _Writer:
                 made = executor_for(self.targets[target], code_cache(options.cache_dir, options.cache_limit_mb))
                 self.entries[executors[machine]] = [made]
         return kernels, executors
+
+
+def _for_elsewhere(options: Options) -> Options:
+    """Kernels of other machines cannot be timed here."""
+    return replace(options, keep_plans=False, profile=False, dump="", measure=False)
+
+
+def _bounds(span: tuple[int, int]) -> Bounds:
+    low, high = span
+    return low if low == high else span
 
 
 # --- what can be saved ------------------------------------------------------------------------------------------------

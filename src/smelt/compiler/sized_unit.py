@@ -373,6 +373,20 @@ class SizedUnit(Unit):
         _ = unit.is_path, unit.draws, unit.repeats_errors, unit.is_staged, unit.prints, unit.acts
         return Template(made, made.executable(machine_code(self.options)), unit)
 
+    def lowered_for_files(self, sizes: Sizes, options: Options) -> SymbolicLowered:
+        """A plan for these sizes among others, in which nothing is computed beforehand.
+
+        Raises: NotSymbolic; SmeltError of the lowering.
+        """
+        ranges = {name: found for name in self.names if (found := self.facts.symbols[name].range) is not None}
+        if len(ranges) < len(self.facts.symbols) or self._numbers:
+            raise NotSymbolic("numbers decide of it that are no sizes of tensors")
+        hints = dict(zip(self.names, sizes, strict=True))
+        symbols = symbols_of(self.facts, self.names, hints)
+        graph, _ = optimized_graph(self.graph, options, self.lookup, symbols)
+        holds = self._holds(Variant(graph, symbols.conditions))
+        return lower_symbolic(graph, self.lookup, options, hints, ranges, holds=holds, for_files=True)
+
     @cached_property
     def symbols(self) -> Symbols | None:
         """The symbols in the graph's types, of which passes are to know."""

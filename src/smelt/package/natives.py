@@ -39,6 +39,7 @@ from smelt.runtime.ingot.held_json import (
     Steps,
 )
 from smelt.runtime.ingot.manifest import Placed
+from smelt.runtime.ingot.size_table import SizeTable
 from smelt.runtime.plan import KernelCode, uses_of
 
 TARGETS: Mapping[str, Isa] = {"avx512": AVX512, "avx2": AVX2, "neon": NEON}
@@ -67,7 +68,8 @@ class Code:
 class NativeWriter:
     """Writes one method's plan for one target.
 
-    numbers: (kind, path) of the state -> its number. folded: numbers of the state that stored values follow from.
+    numbers: (kind, path) of the state -> its number. table: the words of a plan for many sizes. folded: numbers of the
+    state that stored values follow from.
     """
 
     lowered: Lowered
@@ -77,6 +79,7 @@ class NativeWriter:
     numbers: Callable[[str, str], int]
     tensors: Tensors
     code: Code
+    table: SizeTable | None = None
     folded: set[int] = field(default_factory=set)
     _used: dict[str, int] = field(default_factory=dict)
     _rows: list[list[Any]] = field(default_factory=list)
@@ -87,7 +90,7 @@ class NativeWriter:
         Raises: plan_json.NotWritten.
         """
         lowered, plan = self.lowered, self.lowered.plan
-        written = plan_json.write(plan, self._kernel, short_path)
+        written = plan_json.write(plan, self._kernel, short_path, is_sized=self.table is not None)
         used = {slot for each in plan.instructions for slot in uses_of(each)} | set(plan.outputs)
         held = [(slot, self._held(slot, tensor)) for slot, tensor in plan.held if slot in used]
         for _, recipe in held:
@@ -98,7 +101,8 @@ class NativeWriter:
         except TypeError as error:
             raise plan_json.NotWritten(f"a result: {error}") from None
         baked = sorted({self.numbers(name.kind, name.path) for name in lowered.constants})
-        return {"kernels": self._rows, "plan": written, "held": held, "outputs": outputs, "baked": baked}
+        entry = {"kernels": self._rows, "plan": written, "held": held, "outputs": outputs, "baked": baked}
+        return entry if self.table is None else entry | {"table": self.table.written()}
 
     def _kernel(self, kernel: KernelCode) -> int:
         found = self._used.get(kernel.symbol)

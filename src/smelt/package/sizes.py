@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any, TypeAlias
 
 from smelt.capture.dynamic.spec import SizeFacts
 from smelt.diag import InternalError, SmeltError
@@ -89,26 +92,71 @@ def _called(name: str, args: list[Expr]) -> Expr:
     return (name, *args)
 
 
-def profile_sizes(facts: SizeFacts, wanted: Sequence[Mapping[str, int]] | None) -> list[Sizes]:
-    """The sizes to make native code for: those named, or those that the program was captured with.
+Wanted: TypeAlias = "Mapping[str, int | range]"
+"""Sizes to make native code for, by name."""
+
+TUPLE_LIMIT = 4096
+"""Tuples of sizes that one entry of ranges may have: each is tried."""
+
+_DEFAULT_LIMIT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Sizes from the least to the most of each. sizes: those among them that the program is for."""
+
+    bounds: tuple[tuple[int, int], ...]
+    sizes: tuple[Sizes, ...]
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it is a single tuple."""
+        return all(low == high for low, high in self.bounds)
+
+
+def boxes_of(facts: SizeFacts, wanted: Sequence[Wanted] | None) -> list[Box]:
+    """The sizes to make native code for: those named, or those that the program was captured with, and all in its
+    ranges where these are not many.
 
     Raises: SmeltError (S0301) for sizes that the program is not for.
     """
     names = tuple(facts.symbols)
     if wanted is None:
-        hints = tuple(int(origin.hint) for origin in facts.symbols.values())
-        return [hints] if facts.holds(dict(zip(names, hints, strict=True))) else []
-    found: dict[Sizes, None] = {}
-    for each in wanted:
-        if each.keys() != set(names) or not facts.holds(each):
+        wanted = _by_default(facts)
+    return list(dict.fromkeys(_box(facts, names, each) for each in wanted))
+
+
+def _by_default(facts: SizeFacts) -> list[Wanted]:
+    hints = {name: int(origin.hint) for name, origin in facts.symbols.items()}
+    found: list[Wanted] = [hints] if facts.holds(hints) else []
+    known = {name: origin.range for name, origin in facts.symbols.items() if origin.range is not None}
+    spans = {name: range(each.low, each.high + 1) for name, each in known.items() if each.high is not None}
+    if len(spans) == len(facts.symbols) and 1 < prod(map(len, spans.values())) <= _DEFAULT_LIMIT:
+        found.append(spans)
+    return found
+
+
+def _box(facts: SizeFacts, names: tuple[str, ...], wanted: Wanted) -> Box:
+    fits = wanted.keys() == set(names) and all(type(size) is not range or size for size in wanted.values())
+    if fits:
+        spans = [size if isinstance(size, range) else range(size, size + 1) for size in map(wanted.__getitem__, names)]
+        count = prod(map(len, spans))
+        if any(span.step != 1 for span in spans) or count > TUPLE_LIMIT:
             raise SmeltError(
-                f"native code cannot be made for the sizes {_shown(each)}",
-                why=f"the program has the sizes {', '.join(names)}, within the ranges and conditions of its capture",
-                fix="name each of these, with a value that the program may be called with",
+                f"native code cannot be made for the sizes {_shown(wanted)}",
+                why=f"these are {count:,} tuples of sizes, or not all in a row: at most {TUPLE_LIMIT:,} are tried",
+                fix="name smaller ranges, and several of them",
                 code="S0301",
             )
-        found[tuple(each[name] for name in names)] = None
-    return list(found)
+        found = tuple(sizes for sizes in product(*spans) if facts.holds(dict(zip(names, sizes, strict=True))))
+        if found:
+            return Box(tuple((span[0], span[-1]) for span in spans), found)
+    raise SmeltError(
+        f"native code cannot be made for the sizes {_shown(wanted)}",
+        why=f"the program has the sizes {', '.join(names)}, within the ranges and conditions of its capture",
+        fix="name each of these, with a value, or a range of values, that the program may be called with",
+        code="S0301",
+    )
 
 
 def _shown(sizes: Mapping[str, Any]) -> str:

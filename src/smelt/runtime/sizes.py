@@ -112,6 +112,15 @@ def filled(x: Any, words: Sequence[int | float], sizes: Sizes) -> Any:
     return x
 
 
+def words_in(x: Any) -> set[int]:
+    """The numbers of the words in anything made of a plan's data."""
+    kind = type(x)
+    if kind is Word:
+        return {index for index, _ in x.terms}
+    parts = x if kind is tuple else [getattr(x, name) for name in field_names(kind) or ()]
+    return set().union(*map(words_in, parts))
+
+
 class ExecutableAt(Executable):
     """What runs a plan for many sizes at some."""
 

@@ -120,8 +120,10 @@ def _points(name: str, method: Method) -> Iterator[_Point]:
     if not method.free.profiles:
         raise _cannot(f"the sizes of {name} are free, and it has native code for none", "name some: p.save(sizes=...)")
     for profile in method.free.profiles:
-        label = "_".join(map(str, (name, *profile.sizes)))
-        yield _Point(label, method, profile.native, dict(zip(names, profile.sizes, strict=True)))
+        if profile.exact is None:
+            continue
+        label = "_".join(map(str, (name, *profile.exact)))
+        yield _Point(label, method, profile.native, dict(zip(names, profile.exact, strict=True)))
 
 
 @dataclass

@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,7 @@ from smelt.runtime.elf import MACHINE_X86_64
 from smelt.runtime.executable import Executable
 from smelt.runtime.ingot import structure as structures
 from smelt.runtime.ingot.abi import abi
-from smelt.runtime.ingot.free_sizes import Sizes
+from smelt.runtime.ingot.free_sizes import Bounds, Sizes
 from smelt.runtime.ingot.manifest import Method
 from smelt.runtime.ingot.natives import CannotRun, Native, NativeText, Refused, targets, uses_library
 from smelt.runtime.loader import host_machine
@@ -42,7 +43,7 @@ class EntryPoint:
         self._program, self.name, self.method = program, name, method
         self._number = dict(method.state)
         self._read = tuple(dict.fromkeys(method.state.values()))
-        self._natives: dict[Sizes, tuple[tuple[torch.Tensor | None, ...], Native]] = {}
+        self._natives: dict[int, tuple[tuple[torch.Tensor | None, ...], Native]] = {}
         self._late: Any = None
         self._lock = threading.Lock()
         self.why_not = ""
@@ -163,53 +164,79 @@ class EntryPoint:
 
     # --- natively
 
+    @cached_property
+    def _plans(self) -> tuple[Mapping[str, str], ...]:
+        """By target, the entry of a plan; of free sizes several, each for its sizes."""
+        free = self.method.free
+        return (self.method.native,) if free is None else tuple(each.native for each in free.profiles)
+
+    def _plans_for(self, sizes: Sizes) -> list[int]:
+        """The numbers of plans that may be for these sizes, those for these alone first."""
+        free = self.method.free
+        if free is None:
+            return [0]
+        exact = [i for i, each in enumerate(free.profiles) if each.native and each.exact == sizes]
+        here = set(targets())
+        return exact + [
+            i for i, each in enumerate(free.profiles)
+            if each.exact is None and each.takes(sizes) and here & each.native.keys()
+        ]  # fmt: skip
+
     @property
-    def sizes(self) -> tuple[Sizes, ...]:
-        """The free sizes for which the file has native code; one tuple of none where no size is free."""
+    def sizes(self) -> tuple[tuple[Bounds, ...], ...]:
+        """The free sizes, or bounds of these, for which the file has native code; one tuple of none where none is."""
         free = self.method.free
         return ((),) if free is None else tuple(each.sizes for each in free.profiles if each.native)
 
     @property
     def is_native(self) -> bool:
         """Whether it runs natively here; with free sizes, at those that the file has native code for."""
-        return bool(self.sizes) and all(self.native(sizes) is not None for sizes in self.sizes)
+        here = set(targets())
+        wanted = [i for i, plans in enumerate(self._plans) if self.method.free is None or here & plans.keys()]
+        if not wanted and self._is_native and any(self._plans):
+            wanted = [next(i for i, plans in enumerate(self._plans) if plans)]
+        return self._is_native and bool(wanted) and all(self._native_of(i) is not None for i in wanted)
 
     def native(self, sizes: Sizes = ()) -> Native | None:
         """Its native form over the present weights; None where there is none, and `why_not` says so."""
-        if not self._is_native or sizes not in self.sizes:
-            return None
-        native = self._current(sizes)
-        if native is not None:
+        for number in self._plans_for(sizes) if self._is_native else ():
+            found = self._native_of(number)
+            if found is None or found.takes(sizes):
+                return found
+        return None
+
+    def _native_of(self, number: int) -> Native | None:
+        """The native form of a plan."""
+        native = self._current(number)
+        if native is not None or not self._is_native:
             return native
         with self._lock:
-            native = self._current(sizes)
+            native = self._current(number)
             if native is not None:
                 return native
             try:
                 with full_collections_later():
-                    native = self._built(sizes)
+                    native = self._built(number)
             except CannotRun as why:
                 self._natives, self._is_native, self.why_not = {}, False, str(why)
                 text = f"{self.name}: the file's native code is not used, its graph is compiled here: {why}"
                 warnings.warn(text, SmeltWarning, stacklevel=user_level())
                 return None
-            self._natives[sizes] = self._present(), native
+            self._natives[number] = self._present(), native
             return native
 
-    def _current(self, sizes: Sizes) -> Native | None:
-        found, present = self._natives.get(sizes), self._present()
+    def _current(self, number: int) -> Native | None:
+        found, present = self._natives.get(number), self._present()
         return found[1] if found is not None and _same(present, found[0]) and found[1].is_current() else None
 
-    def _built(self, sizes: Sizes) -> Native:
+    def _built(self, number: int) -> Native:
         """Raises: CannotRun; PackageError (S0701)."""
         contents, manifest, method = self._program._contents, self._program.manifest, self.method
         if method.folded and not self._program.folded_is_as_saved():
             raise CannotRun("weights that are folded into the file's native code have changed since it was saved")
         if manifest.abi != abi():
             raise CannotRun(f"its native code is of another version of Smelt, {manifest.smelt}")
-        plans = method.native
-        if method.free is not None:
-            plans = next(each.native for each in method.free.profiles if each.sizes == sizes)
+        plans = self._plans[number]
         target = next((name for name in targets() if name in plans and name in manifest.kernels), None)
         if target is None:
             whys = [method.why_not_native[name] for name in targets() if name in method.why_not_native]
@@ -240,7 +267,7 @@ class EntryPoint:
     @property
     def executable(self) -> Executable | None:
         """What runs its plan, at the first of its sizes."""
-        native = self.native(self.sizes[0]) if self.sizes else None
+        native = self._native_of(0) if self.sizes and self._is_native else None
         return None if native is None else native.executable
 
     # --- by torch

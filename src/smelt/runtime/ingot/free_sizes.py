@@ -2,7 +2,7 @@
 
     symbols   [["B", 0, 0, 1, null], ["S", 0, 1, 2, 512]]      input, dimension, least, most
     checks    [[["==", ["%", "S", 8], 0], true]]               an expression over the symbols, and what it gives
-    profiles  [[[1, 128], {"avx2": "code/avx2/forward@0.json"}]]
+    profiles  [[[1, 128], {"avx2": "code/avx2/forward.0.json"}], [[1, [1, 512]], {"avx2": "code/avx2/forward.1.json"}]]
 
 Invariant: an expression of a file is a tree of whole numbers that is walked here; no text of a file is evaluated, and
 no number grows beyond 64 bits.
@@ -20,6 +20,8 @@ from smelt.runtime.ingot.json_text import Part
 Expr: TypeAlias = "int | str | tuple[Any, ...]"
 """A number, a symbol, or an operator and its operands."""
 Sizes: TypeAlias = tuple[int, ...]
+Bounds: TypeAlias = "int | tuple[int, int]"
+"""A size, or the least and the most that there is."""
 
 _LIMIT = 1 << 63
 
@@ -91,10 +93,32 @@ class Symbol:
 
 @record
 class Profile:
-    """Sizes, in the order of the symbols, for which the file has native code: by target, the entry of the plan."""
+    """Sizes, in the order of the symbols, for which the file has native code: by target, the entry of the plan.
 
-    sizes: Sizes
+    Of a plan for many sizes they are bounds: the plan itself says for which of the sizes within these it is.
+    """
+
+    sizes: tuple[Bounds, ...]
     native: Mapping[str, str]
+
+    @property
+    def exact(self) -> Sizes | None:
+        """The sizes of a plan for these alone."""
+        return None if any(isinstance(size, tuple) for size in self.sizes) else tuple(map(least_of, self.sizes))
+
+    def takes(self, sizes: Sizes) -> bool:
+        """Whether sizes are within the bounds."""
+        return all(least_of(b) <= n <= most_of(b) for n, b in zip(sizes, self.sizes, strict=True))
+
+
+def least_of(bounds: Bounds) -> int:
+    """The least that a size may be."""
+    return bounds[0] if isinstance(bounds, tuple) else bounds
+
+
+def most_of(bounds: Bounds) -> int:
+    """The most."""
+    return bounds[1] if isinstance(bounds, tuple) else bounds
 
 
 @record
@@ -154,4 +178,14 @@ def _profile(part: Part, count: int) -> Profile:
     sizes, native = part.items(2)
     if len(sizes.items()) != count:
         raise sizes.bad("are not as many as there are symbols")
-    return Profile(sizes.ints(), {target: entry.as_str() for target, entry in native.pairs()})
+    bounds = tuple(map(_bounds, sizes.items()))
+    return Profile(bounds, {target: entry.as_str() for target, entry in native.pairs()})
+
+
+def _bounds(part: Part) -> Bounds:
+    if type(part.value) is int:
+        return part.as_int()
+    low, high = (each.as_int() for each in part.items(2))
+    if low >= high:
+        raise part.bad("are no bounds")
+    return low, high

@@ -23,6 +23,7 @@ from smelt.runtime.guard_constants import Constants
 from smelt.runtime.ingot import held_json, plan_json, recipe_json
 from smelt.runtime.ingot.contents import Contents
 from smelt.runtime.ingot.errors import broken
+from smelt.runtime.ingot.free_sizes import Sizes
 from smelt.runtime.ingot.held_json import (
     Computed,
     Filtered,
@@ -36,9 +37,11 @@ from smelt.runtime.ingot.held_json import (
 )
 from smelt.runtime.ingot.json_text import Part
 from smelt.runtime.ingot.manifest import Method, Placed
+from smelt.runtime.ingot.size_table import SizeTable
 from smelt.runtime.isa import BASELINE_X86, NEON, host_isa
 from smelt.runtime.plan import Bump, Call, Copy, Dispatch, Instruction, KernelCode, Loop, Plan, outs_of
 from smelt.runtime.recipes import Lookup, OutputRecipe, rebuilt
+from smelt.runtime.sizes import SizedExecutable, SizedPlan
 
 _KEYS = ("kernels", "plan", "held", "outputs", "baked")
 _MOST_THREADS = 8
@@ -70,7 +73,8 @@ def targets() -> tuple[str, ...]:
 class NativeText:
     """A method's native form, read and checked, without tensors.
 
-    baked: numbers of the state whose contents were packed or folded. plan: without the tensors that it holds.
+    baked: numbers of the state whose contents were packed or folded. plan: without the tensors that it holds. table:
+    the words of a plan for many sizes.
     """
 
     plan: Plan
@@ -78,11 +82,16 @@ class NativeText:
     held: Sequence[tuple[int, Held]]
     outputs: tuple[OutputRecipe, ...]
     baked: tuple[int, ...]
+    table: SizeTable | None = None
 
     @staticmethod
     def read(part: Part, code: memoryview, method: Method, nstate: int) -> NativeText:
         """Raises: PackageError (S0701)."""
-        kernels, plan, held, outputs, baked = part.keys(*_KEYS)
+        is_sized = type(part.value) is dict and "table" in part.value
+        kernels, plan, held, outputs, baked, *sizes = part.keys(*_KEYS, *(["table"] if is_sized else []))
+        table = SizeTable.read(sizes[0]) if sizes else None
+        if table is not None and (method.free is None or len(table.low) != len(method.free.symbols)):
+            raise sizes[0].bad("is of other sizes than the program's")
         objects = tuple(_kernel(each, code) for each in kernels.items())
         found = []
         for each in held.items():
@@ -90,8 +99,8 @@ class NativeText:
             found.append((slot.as_int(), held_json.read(recipe, nstate, len(objects))))
         results = len(Part(plan.value, part.entry, ".plan").keys(*plan_json.KEYS)[2].items())
         recipes = tuple(recipe_json.read(each, len(method.places), results) for each in outputs.items())
-        without = plan_json.read(plan, objects, _Refuse)
-        return NativeText(without, objects, found, recipes, baked.ints(0, nstate - 1))
+        without = plan_json.read(plan, objects, _Refuse, 0 if table is None else len(table.columns))
+        return NativeText(without, objects, found, recipes, baked.ints(0, nstate - 1), table)
 
 
 def _kernel(part: Part, code: memoryview) -> KernelCode:
@@ -167,12 +176,20 @@ class Native:
         _run_all(packings, threads)
         self._baked = [tensor for number in text.baked if (tensor := state.present(number)) is not None]
         self._constants = Constants(self._baked)
+        self._sized = None if text.table is None else _sized(self._plan, text.table, method, executor)
         try:
-            self.executable = Executable(self._plan, executor)
+            if self._sized is None or text.table is None:
+                self.executable = Executable(self._plan, executor)
+            else:
+                self.executable = self._sized.at(text.table.least)
         except InternalError as error:
             raise broken("its plan", str(error.what)) from None
         if not self.executable.is_native:
             raise CannotRun("machine code cannot be loaded into memory here")
+
+    def takes(self, sizes: Sizes) -> bool:
+        """Whether its plan is for these free sizes."""
+        return self.text.table is None or self.text.table.holds(*sizes)
 
     def is_current(self) -> bool:
         """Whether what was packed and folded is still as it was."""
@@ -184,7 +201,16 @@ class Native:
 
     def run(self, inputs: Sequence[torch.Tensor], lookup: Lookup) -> list[Any]:
         """The graph's outputs. Raises: Refused; as `Executable.call`."""
-        return rebuilt(self.text.outputs, self.executable.call(*inputs), inputs, lookup)
+        call = self.executable.call if self._sized is None else self._sized.call
+        return rebuilt(self.text.outputs, call(*inputs), inputs, lookup)
+
+
+def _sized(plan: Plan, table: SizeTable, method: Method, executor: bytes) -> SizedExecutable:
+    """What runs a plan for many sizes."""
+    symbols = () if method.free is None else method.free.symbols
+    sources = tuple((symbol.input, symbol.dim) for symbol in symbols)
+    names = tuple(symbol.name for symbol in symbols)
+    return SizedExecutable(SizedPlan(names, sources, plan, table.words, table.holds, table.can_share), executor)
 
 
 def _is_packed(recipe: Held) -> bool:

@@ -44,48 +44,95 @@ class NotWritten(Exception):
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def write(plan: Plan, kernel: Callable[[KernelCode], int], shown: Callable[[str], str]) -> Any:
-    """The plan as JSON; kernel: the number that its code is known by; shown: a source file's path as others see it.
+def write(
+    plan: Plan, kernel: Callable[[KernelCode], int], shown: Callable[[str], str], *, is_sized: bool = False
+) -> Any:  # fmt: skip
+    """The plan as JSON; kernel: the number that its code is known by; shown: a source file's path as others see it;
+    is_sized: there may be words in it, which stand in a table beside.
 
     Raises: NotWritten.
     """
+    writer = _Writer(kernel, shown, is_sized)
     return {
         "nslots": plan.nslots,
         "inputs": list(plan.inputs),
         "outputs": list(plan.outputs),
-        "arena": [[t.slot, t.offset, list(t.sizes), list(t.strides), dtype_name(t.dtype)] for t in plan.arena],
-        "arena_nbytes": plan.arena_nbytes,
+        "arena": [
+            [t.slot, writer.plain(t.offset), writer.plain(t.sizes), writer.plain(t.strides), dtype_name(t.dtype)]
+            for t in plan.arena
+        ],
+        "arena_nbytes": writer.plain(plan.arena_nbytes),
         "keep_grad_mode": plan.keep_grad_mode,
         "fixed": sorted(plan.fixed),
         "kinds": [[slot, kind] for slot, kind in sorted(plan.kinds.items())],
-        "instructions": [_written(instruction, kernel, shown) for instruction in plan.instructions],
+        "instructions": [writer.instruction(instruction) for instruction in plan.instructions],
     }
 
 
-def _written(instruction: Instruction, kernel: Callable[[KernelCode], int], shown: Callable[[str], str]) -> Any:
-    match instruction:
-        case p.PyCall():
-            raise NotWritten("Python is called in it")
-        case p.Launch():
-            if not instruction.kernel.object:
-                raise NotWritten("a kernel of it could not be built")
-            own = [kernel(instruction.kernel), list(instruction.buffers), list(instruction.words), instruction.items]
-            more = [float(instruction.item_ns).hex(), instruction.scratch_nbytes, instruction.label]
-            own += [list(instruction.writes), *more, instruction.piece_of, instruction.may_refuse]
-        case p.Call():
-            own = [instruction.symbol, [_argument(arg) for arg in instruction.args]]
-        case p.Dispatch():
-            own = [_operator_name(instruction.op), [_argument(arg) for arg in instruction.args], list(instruction.outs)]
-        case p.Scalar():
-            own = [instruction.operation.name, instruction.dst, [_argument(arg) for arg in instruction.args]]
-        case p.Expect():
-            dtype = None if instruction.dtype is None else dtype_name(instruction.dtype)
-            span = instruction.where
-            where = None if span is None else [shown(span.file), span.line, span.function]
-            own = [instruction.slot, _argument(instruction.literal), dtype, where]
-        case _:
-            own = [_plain(getattr(instruction, field.name)) for field in fields(instruction)]
-    return [type(instruction).__name__, *own]
+class _Writer:
+    def __init__(
+        self, kernel: Callable[[KernelCode], int], shown: Callable[[str], str], is_sized: bool
+    ) -> None:  # fmt: skip
+        self._kernel, self._shown, self._is_sized = kernel, shown, is_sized
+
+    def instruction(self, instruction: Instruction) -> Any:
+        match instruction:
+            case p.PyCall():
+                raise NotWritten("Python is called in it")
+            case p.Launch():
+                if not instruction.kernel.object:
+                    raise NotWritten("a kernel of it could not be built")
+                item_ns = instruction.item_ns
+                own = [
+                    self._kernel(instruction.kernel), list(instruction.buffers), self.plain(instruction.words),
+                    self.plain(instruction.items), list(instruction.writes),
+                    self.plain(item_ns) if type(item_ns) is p.Word else float(item_ns).hex(),
+                    self.plain(instruction.scratch_nbytes), instruction.label, instruction.piece_of,
+                    instruction.may_refuse,
+                ]  # fmt: skip
+            case p.Call():
+                own = [instruction.symbol, [self.argument(arg) for arg in instruction.args]]
+            case p.Dispatch():
+                own = [
+                    _operator_name(instruction.op),
+                    list(map(self.argument, instruction.args)),
+                    list(instruction.outs),
+                ]
+            case p.Scalar():
+                own = [instruction.operation.name, instruction.dst, [self.argument(arg) for arg in instruction.args]]
+            case p.Expect():
+                dtype = None if instruction.dtype is None else dtype_name(instruction.dtype)
+                span = instruction.where
+                where = None if span is None else [self._shown(span.file), span.line, span.function]
+                own = [instruction.slot, self.argument(instruction.literal), dtype, where]
+            case _:
+                own = [self.plain(getattr(instruction, field.name)) for field in fields(instruction)]
+        return [type(instruction).__name__, *own]
+
+    def _word(self, word: p.Word) -> Any:
+        if not self._is_sized:
+            raise NotWritten("sizes in it are known at run time only")
+        return {"Word": [[list(term) for term in word.terms], word.add, word.is_double]}
+
+    def plain(self, value: Any) -> Any:
+        if type(value) is p.Word:
+            return self._word(value)
+        if isinstance(value, torch.dtype):
+            return dtype_name(value)
+        return [self.plain(item) for item in value] if isinstance(value, tuple) else value
+
+    def argument(self, value: Any) -> Any:
+        if type(value) is p.Word:
+            return self._word(value)
+        if isinstance(value, _ARGUMENTS):
+            (field,) = fields(value)
+            return {type(value).__name__: self.argument(getattr(value, field.name))}
+        if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+            return [self.argument(item) for item in value]
+        try:
+            return write_constant(value)
+        except TypeError as error:
+            raise NotWritten(str(error)) from None
 
 
 def _operator_name(op: Any) -> str:
@@ -95,35 +142,16 @@ def _operator_name(op: Any) -> str:
     return name
 
 
-def _plain(value: Any) -> Any:
-    if type(value) is p.Word:
-        raise NotWritten("sizes in it are known at run time only")
-    if isinstance(value, torch.dtype):
-        return dtype_name(value)
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _argument(value: Any) -> Any:
-    if type(value) is p.Word:
-        raise NotWritten("sizes in it are known at run time only")
-    if isinstance(value, _ARGUMENTS):
-        (field,) = fields(value)
-        return {type(value).__name__: _argument(getattr(value, field.name))}
-    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
-        return [_argument(item) for item in value]
-    try:
-        return write_constant(value)
-    except TypeError as error:
-        raise NotWritten(str(error)) from None
-
-
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read(part: Part, kernels: Sequence[KernelCode], eager: Eager) -> Plan:
-    """The plan, without the tensors that it holds. Raises: PackageError (S0701)."""
+def read(part: Part, kernels: Sequence[KernelCode], eager: Eager, nwords: int = 0) -> Plan:
+    """The plan, without the tensors that it holds; nwords: how many words there are in the table of its sizes.
+
+    Raises: PackageError (S0701).
+    """
     nslots, inputs, outputs, arena, arena_nbytes, keep, fixed, kinds, instructions = part.keys(*KEYS)
-    reader = _Reader(nslots.as_int(0, _MOST_SLOTS), kernels, eager)
+    reader = _Reader(nslots.as_int(0, _MOST_SLOTS), kernels, eager, nwords)
     found = tuple(reader.instruction(i, each) for i, each in enumerate(instructions.items()))
     return Plan(
         nslots=reader.nslots,
@@ -131,7 +159,7 @@ def read(part: Part, kernels: Sequence[KernelCode], eager: Eager) -> Plan:
         outputs=reader.slots(outputs),
         instructions=found,
         arena=tuple(map(reader.arena_tensor, arena.items())),
-        arena_nbytes=arena_nbytes.as_int(0, 1 << 46),
+        arena_nbytes=reader.number(arena_nbytes, 0, 1 << 46),
         keep_grad_mode=keep.as_bool(),
         fixed=frozenset(reader.slots(fixed)),
         kinds=dict(reader.kind(each) for each in kinds.items()),
@@ -146,8 +174,23 @@ def _overload(name: str) -> Any:
 
 
 class _Reader:
-    def __init__(self, nslots: int, kernels: Sequence[KernelCode], eager: Eager) -> None:
-        self.nslots, self.kernels, self.eager = nslots, kernels, eager
+    def __init__(self, nslots: int, kernels: Sequence[KernelCode], eager: Eager, nwords: int) -> None:
+        self.nslots, self.kernels, self.eager, self.nwords = nslots, kernels, eager, nwords
+
+    def number(self, part: Part, low: int = 0, high: int = (1 << 63) - 1) -> Any:
+        """A number, or the word that it is for the sizes of a call."""
+        return self._word(part) if self.nwords and type(part.value) is dict else part.as_int(low, high)
+
+    def numbers(self, part: Part, low: int = 0) -> Any:
+        return tuple(self.number(each, low) for each in part.items()) if self.nwords else part.ints(low)
+
+    def _word(self, part: Part) -> p.Word:
+        terms, add, is_double = part.keys("Word")[0].items(3)
+        found = []
+        for term in terms.items():
+            index, factor = term.items(2)
+            found.append((index.as_int(0, self.nwords - 1), factor.as_int(_LOW)))
+        return p.Word(tuple(found), add.as_int(_LOW), is_double.as_bool())
 
     def slot(self, part: Part) -> int:
         return part.as_int(0, self.nslots - 1)
@@ -161,9 +204,10 @@ class _Reader:
 
     def arena_tensor(self, part: Part) -> ArenaTensor:
         slot, offset, sizes, strides, dtype = part.items(5)
-        if len(sizes.ints()) != len(strides.ints()):
+        shape, steps = self.numbers(sizes), self.numbers(strides)
+        if len(shape) != len(steps):
             raise part.bad("has other sizes than strides")
-        return ArenaTensor(self.slot(slot), offset.as_int(), sizes.ints(), strides.ints(), dtype_of(dtype))
+        return ArenaTensor(self.slot(slot), self.number(offset), shape, steps, dtype_of(dtype))
 
     def instruction(self, index: int, part: Part) -> Instruction:
         name, *own = part.items() or [part]
@@ -179,10 +223,14 @@ class _Reader:
     ) -> Any:
         item_ns, scratch, label, piece, may_refuse = more
         return p.Launch(
-            self.kernels[kernel.as_int(0, len(self.kernels) - 1)], self.slots(buffers), words.ints(_LOW),
-            items.as_int(), self.eager(index), writes.ints(), item_ns.as_float(), scratch.as_int(0, 1 << 40),
+            self.kernels[kernel.as_int(0, len(self.kernels) - 1)], self.slots(buffers), self.numbers(words, _LOW),
+            self.number(items), self.eager(index), writes.ints(), self._item_ns(item_ns),
+            self.number(scratch, 0, 1 << 40),
             label.as_str(), piece.as_int(_LOW), may_refuse.as_bool(),
         )  # fmt: skip
+
+    def _item_ns(self, part: Part) -> Any:
+        return self._word(part) if self.nwords and type(part.value) is dict else part.as_float()
 
     def _call(self, index: int, symbol: Part, args: Part) -> Any:
         return p.Call(symbol.as_str(), tuple(map(self.argument, args.items())), self.eager(index))
@@ -209,16 +257,17 @@ class _Reader:
         return p.Expect(self.slot(slot), value, None if dtype.is_null() else dtype_of(dtype), span)
 
     def _empty(self, index: int, dst: Part, sizes: Part, strides: Part, dtype: Part) -> Any:
-        return p.Empty(self.slot(dst), sizes.ints(), strides.ints(), dtype_of(dtype))
+        return p.Empty(self.slot(dst), self.numbers(sizes), self.numbers(strides), dtype_of(dtype))
 
     def _view(self, index: int, dst: Part, src: Part, sizes: Part, strides: Part, offset: Part, itemsize: Part) -> Any:
         return p.View(
-            self.slot(dst), self.slot(src), sizes.ints(), strides.ints(), offset.as_int(_LOW), itemsize.as_int(0, 64)
+            self.slot(dst), self.slot(src), self.numbers(sizes), self.numbers(strides), self.number(offset, _LOW),
+            itemsize.as_int(0, 64),
         )  # fmt: skip
 
     def _checklayout(self, index: int, slot: Part, sizes: Part, strides: Part, dtype: Part) -> Any:
-        steps = tuple(None if each.is_null() else each.as_int(_LOW) for each in strides.items())
-        return p.CheckLayout(self.slot(slot), sizes.ints(), steps, None if dtype.is_null() else dtype_of(dtype))
+        steps = tuple(None if each.is_null() else self.number(each, _LOW) for each in strides.items())
+        return p.CheckLayout(self.slot(slot), self.numbers(sizes), steps, None if dtype.is_null() else dtype_of(dtype))
 
     def _copy(self, index: int, dst: Part, src: Part) -> Any:
         return p.Copy(self.slot(dst), self.slot(src))
@@ -233,7 +282,7 @@ class _Reader:
         return p.Load(self.slot(dst), self.slot(src), dtype_of(dtype))
 
     def _blit(self, index: int, dst: Part, src: Part, nbytes: Part, row: Part) -> Any:
-        return p.Blit(self.slot(dst), self.slot(src), nbytes.as_int(), None if row.is_null() else self.slot(row))
+        return p.Blit(self.slot(dst), self.slot(src), self.number(nbytes), None if row.is_null() else self.slot(row))
 
     def _branch(self, index: int, test: Part) -> Any:
         return p.Branch(self.slot(test))
@@ -268,12 +317,14 @@ class _Reader:
                 return p.Uses(self.slots(inner))
             case "OptionalUses":
                 return p.OptionalUses(tuple(None if s.is_null() else self.slot(s) for s in inner.items()))
+            case "Word" if self.nwords:
+                return self._word(part)
             case "Ints":
-                return p.Ints(inner.ints(_LOW))
+                return p.Ints(self.numbers(inner, _LOW))
             case "Numbers":
                 return p.Numbers(tuple(map(self._number, inner.items())))
             case "OptionalInt":
-                return p.OptionalInt(None if inner.is_null() else inner.as_int(_LOW))
+                return p.OptionalInt(None if inner.is_null() else self.number(inner, _LOW))
             case "OptionalDouble":
                 return p.OptionalDouble(self._double(inner))
             case "DoublePointers":
@@ -285,11 +336,15 @@ class _Reader:
         return read_constant(part)
 
     def _number(self, part: Part) -> Any:
-        return part.as_int(_LOW) if type(part.value) is int else p.Use(self.slot(part.keys("Use")[0]))
+        if type(part.value) is dict and "Use" in part.value:
+            return p.Use(self.slot(part.keys("Use")[0]))
+        return self.number(part, _LOW)
 
     def _double(self, part: Part) -> float | None:
         if part.is_null():
             return None
+        if self.nwords and type(part.value) is dict and "Word" in part.value:
+            return self._word(part)
         value = read_constant(part)
         if type(value) is not float:
             raise part.bad("is no double")

@@ -238,8 +238,7 @@ class LoadedProgram(Part):
     def warmup(self) -> LoadedProgram:
         """Do now what the first calls would: load code, pack weights."""
         for entry in self._entries.values():
-            for sizes in entry.sizes:
-                entry.native(sizes)
+            _ = entry.is_native
         return self
 
     def reset(self) -> LoadedProgram:

@@ -70,18 +70,20 @@ def lower_symbolic(
     *,
     inputs: Mapping[int, str] | None = None,
     holds: Callable[..., bool] | None = None,
+    for_files: bool = False,
 ) -> SymbolicLowered:
     """The plan of an optimized graph for all sizes of its symbols.
 
     hints: the sizes at hand. inputs: inputs that are numbers and symbols, by position. holds: what else must hold of
-    the symbols, in order, for the graph to be right.
+    the symbols, in order, for the graph to be right. for_files: another process runs the plan, which is told how held
+    tensors are made; it computes nothing by torch for each tuple of sizes, and may not be run here.
     Raises: NotSymbolic; SmeltError (S0303) where the graph has no plan at all.
     """
     names = tuple(hints)
-    prologue = _prologue(graph, state, hints, inputs or {})
+    prologue = _prologue(graph, state, hints, inputs or {}) if not for_files else None
     if prologue is not None:
         graph = prologue.rest
-    first = _Attempt.of(graph, state, options, hints, ranges, inputs, {}, build=True)
+    first = _Attempt.of(graph, state, options, hints, ranges, inputs, {}, build=True, later=for_files)
     bounds = {name: ranges[name].bounds for name in names}
     own = guards_function(first.trace, first.trace.guards, bounds)
     both = own if holds is None else _both(own, holds)
@@ -259,11 +261,12 @@ class _Attempt:
         decisions: Mapping[str, Any],
         *,
         build: bool,
+        later: bool = False,
     ) -> _Attempt:
         """Raises: NotSymbolic where something asks for a number, or holds a size as text."""
         with tracing({name: (sizes[name], ranges[name]) for name in sizes}, decisions) as trace:
             try:
-                lowered = lower(substituted(graph, trace.symbols, inputs), state, options, build=build)
+                lowered = lower(substituted(graph, trace.symbols, inputs), state, options, build=build, later=later)
             except SmeltError as error:
                 if not isinstance(error, InternalError):
                     raise
