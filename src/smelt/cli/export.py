@@ -18,6 +18,13 @@ def export(
     target: Annotated[str, typer.Option(help="avx512, avx2 or neon; by default this machine's.")] = "",
     name: Annotated[str, typer.Option(help="What names in C begin with; by default the file's name.")] = "",
     compiler: Annotated[str, typer.Option(help="A C compiler's command, or zig (the package ziglang).")] = "",
+    libtorch: Annotated[
+        str,
+        typer.Option(
+            show_default=False,
+            help="The folder of libtorch to link to if an operator needs it; torch: that of the installed package.",
+        ),
+    ] = "",
     onnx: Annotated[
         Path | None, typer.Option("--onnx", help="Write an ONNX model to this file instead.", show_default=False)
     ] = None,
@@ -35,7 +42,8 @@ def export(
     The folder gets lib<name>.so and lib<name>.a, <name>.safetensors (the
     weights), <name>.h (the program's own signature), smelt.h, smelt.hpp,
     and a file for CMake's find_package. Neither needs Python or torch.
-    What torch alone can compute is named, and nothing is written.
+    What torch alone can compute is named, and nothing is written, unless
+    the library may be linked to libtorch (--libtorch).
 
     An ONNX model needs the package onnx to be written. Branches become
     If, loops Loop. What ONNX cannot say is named with its line, and
@@ -45,22 +53,26 @@ def export(
     Examples:
       smelt export m.ingot --out build
       smelt export m.ingot --target neon --compiler zig
+      smelt export m.ingot --libtorch torch
       smelt export m.ingot --onnx model.onnx
     """
     check_is_file(ingot)
     if onnx is not None:
-        if target or name or compiler:
-            raise typer.BadParameter("--target, --name and --compiler are for C libraries", param_hint="--onnx")
+        if target or name or compiler or libtorch:
+            what = "--target, --name, --compiler and --libtorch"
+            raise typer.BadParameter(f"{what} are for C libraries", param_hint="--onnx")
         _export_onnx(ingot, onnx, entry, external_data)
         return
     if entry or external_data is not None:
         raise typer.BadParameter("it is for ONNX models: name one with --onnx", param_hint="--entry, --external-data")
-    made = export_ingot(Path(ingot), out, target=target, name=name, compiler=compiler)
+    made = export_ingot(Path(ingot), out, target=target, name=name, compiler=compiler, libtorch=libtorch)
     typer.echo(f"{made.library}: {made.library.stat().st_size:,} bytes, for {made.target}")
     if made.weights.exists():
         typer.echo(f"{made.weights}: {made.weights.stat().st_size:,} bytes")
     for signature in made.signatures:
         typer.echo(f"  {signature}")
+    for entry_point, operators in made.needs.items():
+        typer.echo(f"  {entry_point} is linked to libtorch for {', '.join(operators)}")
 
 
 def _export_onnx(ingot: str, path: Path, entry: str, external_data: bool | None) -> None:

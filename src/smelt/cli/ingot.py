@@ -18,6 +18,8 @@ from rich.table import Table
 from smelt.diag import SmeltError
 from smelt.diag.console import console
 from smelt.inspect.verdict import duration
+from smelt.package.c.links import Links, links_of
+from smelt.runtime.ingot.contents import open_file
 from smelt.runtime.ingot.entry_point import EntryPoint
 from smelt.runtime.ingot.free_sizes import FreeSizes, least_of, shown
 from smelt.runtime.ingot.load import load
@@ -137,12 +139,12 @@ def show_ingot(path: str, full: bool) -> None:
     """Print what a saved program holds; everything in it is checked."""
     check_is_file(path)
     program = load(path, verify=True)
-    manifest = program.manifest
+    manifest, contents = program.manifest, open_file(path)
     nbytes = Path(path).stat().st_size
     typer.echo(f"{path}: {_size(nbytes)}, saved by Smelt {manifest.smelt} with torch {manifest.torch}")
     for name, method in manifest.methods.items():
         typer.echo(f"\n{name}({', '.join(_argument(method, i) for i in range(len(method.places)))})")
-        for line in _about(method):
+        for line in (*_about(method), *_links(links_of(contents, method))):
             typer.echo(f"  {line}")
     out = console()
     out.print()
@@ -173,6 +175,21 @@ def _about(method: Method) -> Iterator[str]:
         yield "draws random numbers"
     if method.has_no_gradient:
         yield f"has no gradient: {method.has_no_gradient}"
+
+
+def _links(found: Mapping[str, Links]) -> Iterator[str]:
+    """What a C library of it links to, targets of one answer together."""
+    targets: dict[Links, list[str]] = {}
+    for target, links in found.items():
+        targets.setdefault(links, []).append(target)
+    for links, names in targets.items():
+        where = f" ({', '.join(names)})" if len(targets) > 1 else ""
+        if links.python:
+            yield f"makes no C library{where}: only Python runs {', '.join(links.python)}"
+        elif links.libtorch:
+            yield f"links to libtorch{where}, for {', '.join(links.libtorch)}"
+        else:
+            yield f"links to libc, libm and pthreads only{where}"
 
 
 def _about_sizes(free: FreeSizes) -> Iterator[str]:

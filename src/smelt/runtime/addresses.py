@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from smelt._torch import shim
+from smelt._torch import shim, stable
 from smelt.diag.records import distinct_record
 from smelt.runtime.heap import advises
 from smelt.runtime.kernels import kernels
@@ -69,6 +69,14 @@ class Addresses(Protocol):
         """A function of libtorch's C shim."""
         ...
 
+    def dispatcher(self, nouts: int) -> int | None:
+        """The function that calls an operator by its name, of so many results."""
+        ...
+
+    def deleter(self, maker: str) -> int | None:
+        """The function that deletes what a function of the dispatcher's stack makes (`stable.DELETERS`)."""
+        ...
+
     def c_function(self, name: str) -> int | None:
         """A function of the C library."""
         ...
@@ -115,6 +123,12 @@ class Here:
 
     def library(self, symbol: str) -> int | None:
         return shim.address(symbol)
+
+    def dispatcher(self, nouts: int) -> int | None:
+        return shim.address(stable.CALL)
+
+    def deleter(self, maker: str) -> int | None:
+        return shim.address(stable.DELETERS[maker])
 
     def c_function(self, name: str) -> int | None:
         return c_function(name)

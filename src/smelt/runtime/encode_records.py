@@ -164,10 +164,10 @@ class Records:
         """Call an operator through torch's dispatcher: its stack is built, the results are moved to their slots."""
         words = stable.words_of(instruction.op, instruction.args, _slot_of)
         version = shim.abi_version()
-        target = self.frame.where.library(stable.CALL)
+        nouts = len(raw_schema(instruction.op).returns)
+        target = self.frame.where.dispatcher(nouts)
         if target is None or version is None or self.frame.where.library(stable.NEW_HANDLE) is None:
             raise Missing(stable.CALL)
-        nouts = len(raw_schema(instruction.op).returns)
         ntemps = sum(_temporaries(w) for w in words)
         nstack = max(len(words), nouts)
         first = self.frame.block(nstack + ntemps)
@@ -214,7 +214,7 @@ class Records:
                     self.emit(Op.SET, temp, Cell.ZERO)
 
     def _cleans(self, cell: int, maker: str) -> None:
-        deleter = self.frame.where.library(stable.DELETERS[maker])
+        deleter = self.frame.where.deleter(maker)
         if deleter is None:
             raise Missing(stable.DELETERS[maker])
         self.cleanup.append((cell, self.frame.const(deleter)))

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from smelt._torch import stable
 from smelt.runtime.addresses import Code, Symbol
 from smelt.runtime.plan import KernelCode
 
@@ -24,6 +25,10 @@ LIBRARY = frozenset(
     )
 )  # fmt: skip
 """Functions of torch's C shim that the runtime has under the same names."""
+_TORCH = frozenset((stable.NEW_HANDLE, stable.NEW_CELL, stable.NEW_LIST, stable.PUSH))
+"""Functions of libtorch's C interface that `runtime/torch.c` has under the same names, over the runtime's tensors."""
+_DELETERS = {**stable.DELETERS, stable.NEW_HANDLE: "torch_delete_handle"}
+_MOST_RESULTS = 8
 _C = frozenset(
     (
         "PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch", "sched_yield", "clock_gettime",
@@ -51,8 +56,13 @@ class _KernelAt(Code):
 
 @dataclass
 class Elsewhere:
-    """The addresses of one table, with its kernels and its constant data as they are asked for."""
+    """The addresses of one table, with its kernels and its constant data as they are asked for.
 
+    links_torch: libtorch is linked; calls: the functions of its C interface that the plan calls, with their numbers.
+    """
+
+    links_torch: bool = False
+    calls: dict[str, int] = field(default_factory=dict)
     kernels: list[KernelCode] = field(default_factory=list)
     data: bytearray = field(default_factory=bytearray)
     _numbers: dict[str, int] = field(default_factory=dict)
@@ -62,7 +72,16 @@ class Elsewhere:
         return TEAM_LIMIT
 
     def library(self, symbol: str) -> int | None:
-        return Symbol("function", symbol) if symbol in LIBRARY else None
+        if symbol in self.calls:
+            return Symbol("call", self.calls[symbol])
+        return Symbol("function", symbol) if symbol in LIBRARY or (self.links_torch and symbol in _TORCH) else None
+
+    def dispatcher(self, nouts: int) -> int | None:
+        is_there = self.links_torch and nouts <= _MOST_RESULTS
+        return Symbol("function", f"torch_dispatch_{nouts}") if is_there else None
+
+    def deleter(self, maker: str) -> int | None:
+        return Symbol("function", _DELETERS[maker]) if self.links_torch else None
 
     def c_function(self, name: str) -> int | None:
         return Symbol("function", name) if name in _C else None

@@ -17,10 +17,11 @@ import torch
 from smelt.codegen.lower.symbolic import specialize
 from smelt.diag import PackageError
 from smelt.ir import parse
+from smelt.package.c.addresses import Elsewhere
 from smelt.package.c.header import cmake_text, header_text
-from smelt.package.c.link import PUBLIC, RUNTIME, build, toolchain
+from smelt.package.c.link import PUBLIC, RUNTIME, build, libtorch_folder, toolchain
 from smelt.package.c.signature import Signature, signature_of
-from smelt.package.c.tables import Table, TableWriter, Tensor, needs_library
+from smelt.package.c.tables import Table, TableWriter, Tensor, needs_library, needs_python
 from smelt.package.c.text import ProgramText
 from smelt.package.c.weights import Weights
 from smelt.package.names import identifier
@@ -37,22 +38,25 @@ _TAKEN = frozenset(("c", "m", "dl", "rt", "gcc", "util", "pthread", "stdc", "res
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written."""
+    """What was written. needs: by entry point, the operators that libtorch computes, where it is linked."""
 
     name: str
     target: str
     signatures: tuple[Signature, ...]
     library: Path
     weights: Path
+    needs: Mapping[str, tuple[str, ...]]
 
 
 def export(
-    ingot: Path, out: Path, *, target: str = "", name: str = "", compiler: str = "", flags: Sequence[str] = ()
-) -> Exported:
+    ingot: Path, out: Path, *, target: str = "", name: str = "", compiler: str = "", flags: Sequence[str] = (),
+    libtorch: str = "",
+) -> Exported:  # fmt: skip
     """Write an ingot as a C library into a folder.
 
     target: "avx512", "avx2" or "neon"; "": the best that runs here. name: what C names begin with; "": that of the
-    file. compiler: a command, or "zig". flags: more for compiling and linking.
+    file. compiler: a command, or "zig". flags: more for compiling and linking. libtorch: the folder of libtorch, or
+    "torch" for that of the installed package: it is linked if an operator needs it.
     Raises: PackageError (S0701) for a broken file; (S0704) where it cannot be exported, naming the operators that
     need torch.
     """
@@ -61,23 +65,25 @@ def export(
     name = identifier(name or ingot.stem).lower()
     if name in _TAKEN or not re.fullmatch("[a-z][a-z0-9_]*", name):
         name = f"program_{name.strip('_')}"
-    program = _Program(contents, target, name)
+    folder_of_torch = libtorch_folder(libtorch) if libtorch else None
+    program = _Program(contents, target, name, links_torch=folder_of_torch is not None)
     program.read()
+    linked = folder_of_torch if program.needs else None
     tools = toolchain(TARGETS[target].triple.partition("-")[0], compiler)
     out.mkdir(parents=True, exist_ok=True)
     weights = out / f"{name}.safetensors"
     with tempfile.TemporaryDirectory(prefix="smelt-export-") as scratch:
         folder = Path(scratch)
         (folder / "program.c").write_text(program.source())
-        build(tools, folder, out, name, program.objects(folder), flags)
+        build(tools, folder, out, name, program.objects(folder), flags, linked)
     if program.file.content:
         weights.write_bytes(program.file.content)
     signatures = tuple(signature for signature, _ in program.tables)
-    (out / f"{name}.h").write_text(header_text(name, weights.name, signatures))
-    (out / f"{name}-config.cmake").write_text(cmake_text(name, weights.name))
+    (out / f"{name}.h").write_text(header_text(name, weights.name, signatures, program.needs))
+    (out / f"{name}-config.cmake").write_text(cmake_text(name, weights.name, linked))
     for header in PUBLIC:
         shutil.copyfile(RUNTIME / header, out / header)
-    return Exported(name, target, signatures, out / f"lib{name}.so", weights)
+    return Exported(name, target, signatures, out / f"lib{name}.so", weights, program.needs)
 
 
 def _target_here(manifest: Manifest) -> str:
@@ -133,6 +139,8 @@ class _Program:
     contents: Contents
     target: str
     name: str
+    links_torch: bool = False
+    needs: dict[str, tuple[str, ...]] = field(default_factory=dict)
     tables: list[tuple[Signature, Table]] = field(default_factory=list)
 
     def read(self) -> None:
@@ -169,11 +177,17 @@ class _Program:
 
     def _check_operators(self, texts: dict[str, NativeText]) -> None:
         needed = {name: needs_library(text.plan) for name, text in texts.items()}
+        if self.links_torch:
+            self.needs = {name: tuple(ops) for name, ops in needed.items() if ops}
+            needed = {name: needs_python(text.plan) for name, text in texts.items()}
+            if any(needed.values()):
+                listed = "; ".join(f"{name}: {', '.join(ops)}" for name, ops in needed.items() if ops)
+                raise _cannot(f"only Python runs {listed}", "run the ingot by smelt.load")
         if any(needed.values()):
             listed = "; ".join(f"{name}: {', '.join(ops)}" for name, ops in needed.items() if ops)
             raise _cannot(
                 f"these operators have no kernel of Smelt's own, and need torch: {listed}",
-                "run the ingot by smelt.load, or write the program without them",
+                "link it (--libtorch torch), run the ingot by smelt.load, or write the program without them",
             )
 
     def _check_written(self, name: str, method: Method, text: NativeText) -> None:
@@ -191,6 +205,7 @@ class _Program:
         writer = TableWriter(
             point.name, [each.dtype for each in method.inputs], text, self.weights,
             lambda kind, path: method.state[kind, path], self._tensor, self._placed,
+            where=Elsewhere(links_torch=self.links_torch),
         )  # fmt: skip
         table = writer.table()
         constants = {path: self._tensor(number) for (kind, path), number in method.state.items() if kind == "const"}
@@ -215,7 +230,8 @@ class _Program:
 
     def source(self) -> str:
         """The tables as C source."""
-        text = ProgramText(self.name, self.target, self.tables, self.file, self.weights.packings, self.state)
+        needs = "; ".join(f"{name}: {', '.join(ops)}" for name, ops in self.needs.items())
+        text = ProgramText(self.name, self.target, self.tables, self.file, self.weights.packings, self.state, needs)
         return text.source()
 
     def objects(self, folder: Path) -> list[Path]:

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from smelt.package.c.addresses import DTYPES
+from smelt.package.c.link import TORCH_LIBRARIES
 from smelt.package.c.signature import Kind, Signature
 from smelt.package.names import identifier
 
 
-def header_text(name: str, weights: str, signatures: Sequence[Signature]) -> str:
-    """The header: the program, and a typed function for each entry point."""
+def header_text(
+    name: str, weights: str, signatures: Sequence[Signature], needs: Mapping[str, Sequence[str]] | None = None
+) -> str:
+    """The header: the program, and a typed function for each entry point. needs: what libtorch computes, by entry."""
     guard = f"{name.upper()}_H"
     entries = ", ".join(f"{name}_entry_{s.name} = {i}" for i, s in enumerate(signatures))
     lines = [
         f"/* {name}: made by `smelt export`. Weights: {weights}. smelt.h says what the functions do. */",
+        *_needed(needs or {}),
         f"#ifndef {guard}", f"#define {guard}", "", '#include "smelt.h"', "", "#ifdef __cplusplus", 'extern "C" {',
         "#endif", "", f"extern const smelt_program {name}_program;", f"enum {{ {entries} }};", "",
     ]  # fmt: skip
     for signature in signatures:
         lines += _entry(name, signature)
     return "\n".join([*lines, "#ifdef __cplusplus", "}", "#endif", "#endif", ""])
+
+
+def _needed(needs: Mapping[str, Sequence[str]]) -> list[str]:
+    if not needs:
+        return ["/* It needs libc, libm and pthreads only. */"]
+    return [
+        "/* It needs libtorch (libtorch_cpu.so, libc10.so) for",
+        *(f" *   {entry}: {', '.join(operators)}" for entry, operators in needs.items()),
+        " */",
+    ]
 
 
 def _entry(name: str, signature: Signature) -> list[str]:
@@ -84,13 +99,20 @@ def _strides(kind: Kind) -> str:
     return "" if kind.strides is None else f", strides {list(kind.strides)}"
 
 
-def cmake_text(name: str, weights: str) -> str:
-    """`find_package(<name> CONFIG)`: targets <name>::shared and <name>::static, and where the weights are."""
+def cmake_text(name: str, weights: str, libtorch: Path | None = None) -> str:
+    """`find_package(<name> CONFIG)`: targets <name>::shared and <name>::static, and where the weights are.
+
+    libtorch: its folder, which another value of <name>_LIBTORCH replaces for the static library.
+    """
+    variable, libraries = "", "Threads::Threads;m"
+    if libtorch is not None:
+        variable = f'set({name}_LIBTORCH "{libtorch}" CACHE PATH "the folder of libtorch_cpu.so")\n'
+        libraries = ";".join((*(f"${{{name}_LIBTORCH}}/lib{one}.so" for one in TORCH_LIBRARIES), libraries))
     return f"""# Made by `smelt export`. find_package({name} CONFIG REQUIRED PATHS <this folder>), then link
 # {name}::shared, or {name}::static. {name}_WEIGHTS is the file that {name}_program is opened with.
 get_filename_component(_{name}_folder "${{CMAKE_CURRENT_LIST_FILE}}" DIRECTORY)
 set({name}_WEIGHTS "${{_{name}_folder}}/{weights}")
-find_package(Threads REQUIRED)
+{variable}find_package(Threads REQUIRED)
 if(NOT TARGET {name}::shared)
   add_library({name}::shared SHARED IMPORTED)
   set_target_properties({name}::shared PROPERTIES
@@ -100,7 +122,7 @@ if(NOT TARGET {name}::shared)
   add_library({name}::static STATIC IMPORTED)
   set_target_properties({name}::static PROPERTIES
     IMPORTED_LOCATION "${{_{name}_folder}}/lib{name}.a"
-    INTERFACE_LINK_LIBRARIES "Threads::Threads;m"
+    INTERFACE_LINK_LIBRARIES "{libraries}"
     INTERFACE_INCLUDE_DIRECTORIES "${{_{name}_folder}}")
 endif()
 """

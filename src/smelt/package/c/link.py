@@ -15,11 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from smelt.diag import PackageError
 from smelt.runtime.elf import MACHINE_X86_64
 from smelt.runtime.loader import host_machine
 
 SOURCES = ("call.c", "context.c", "copy.c", "numbers.c", "pool.c", "sha256.c", "tensors.c", "weights.c")
+TORCH_SOURCE = "torch.c"
 PUBLIC = ("smelt.h", "smelt.hpp")
 RUNTIME = Path(__file__).with_name("runtime")
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wall")
@@ -84,14 +87,17 @@ def _missing(machine: str, why: str) -> Toolchain:
 
 
 def build(
-    tools: Toolchain, folder: Path, out: Path, name: str, objects: Sequence[Path], flags: Sequence[str] = ()
-) -> None:
+    tools: Toolchain, folder: Path, out: Path, name: str, objects: Sequence[Path], flags: Sequence[str] = (),
+    libtorch: Path | None = None,
+) -> None:  # fmt: skip
     """Compile the runtime and the tables, and link them with kernels: `lib<name>.so` and `lib<name>.a` in `out`.
 
-    folder: where the tables' source is and objects go. flags: more for compiling and linking.
+    folder: where the tables' source is and objects go. flags: more for compiling and linking. libtorch: the folder of
+    the library that is linked.
     """
     more = (*tools.flags, *flags)
-    sources = [*(RUNTIME / source for source in SOURCES), folder / "program.c"]
+    names = SOURCES if libtorch is None else (*SOURCES, TORCH_SOURCE)
+    sources = [*(RUNTIME / source for source in names), folder / "program.c"]
     made = [folder / f"{name}_{source.stem}.o" for source in sources]
 
     def compiled(pair: tuple[Path, Path]) -> None:
@@ -106,16 +112,43 @@ def build(
     shared = out / f"lib{name}.so"
     link = ["-shared", f"-Wl,--version-script={exported}", f"-Wl,-soname,{shared.name}", "-Wl,-z,noexecstack"]
     link += [] if "-g" in flags else ["-s"]
-    _run(tools, [*tools.compiler, *more, "-O2", *link, *together, "-o", str(shared), "-lpthread", "-lm"])
+    _run(tools, [*tools.compiler, *more, "-O2", *link, *together, "-o", str(shared), *_libraries(libtorch)])
     static = out / f"lib{name}.a"
     static.unlink(missing_ok=True)
     _run(tools, [*tools.archiver, "rcs", str(static), *together])
 
 
+def _libraries(libtorch: Path | None) -> list[str]:
+    own = ["-lpthread", "-lm"]
+    if libtorch is None:
+        return own
+    return [f"-L{libtorch}", f"-Wl,-rpath,{libtorch}", *(f"-l{name}" for name in TORCH_LIBRARIES), *own]
+
+
+TORCH_LIBRARIES = ("torch_cpu", "c10")
+
+
+def libtorch_folder(wanted: str) -> Path:
+    """The folder that has libtorch_cpu.so; wanted: it, or one above it, or "torch": that of the installed package.
+
+    Raises: PackageError (S0704) where it is not there.
+    """
+    start = Path(torch.__file__).parent if wanted == "torch" else Path(wanted).absolute()
+    for folder in (start, start / "lib"):
+        if (folder / "libtorch_cpu.so").is_file():
+            return folder
+    raise PackageError(
+        "the program cannot be linked to libtorch",
+        why=f"there is no libtorch_cpu.so in {start}, nor in {start / 'lib'}",
+        fix="name the folder of libtorch (--libtorch), or torch for that of the installed package",
+        code="S0704",
+    )
+
+
 _PUBLIC_FUNCTIONS = (
     "smelt_open", "smelt_close", "smelt_entries", "smelt_describe", "smelt_find", "smelt_context_new",
     "smelt_context_free", "smelt_set_threads", "smelt_call", "smelt_cancel", "smelt_reset", "smelt_state",
-    "smelt_itemsize",
+    "smelt_itemsize", "smelt_needs",
 )  # fmt: skip
 
 

@@ -31,9 +31,14 @@ from smelt.runtime.plan import (
     Expect,
     KernelCode,
     Launch,
+    OptionalUse,
+    OptionalUses,
+    Out,
     Plan,
     PyCall,
     Scalar,
+    Use,
+    Uses,
     Word,
 )
 from smelt.runtime.recipes import Either, Fresh, Number, OfKind, OutputRecipe, Plain, Same, Spent, StateName, ViewOf
@@ -98,6 +103,7 @@ class Table:
     relocations: Sequence[Relocation]
     data: bytes
     kernels: Sequence[KernelCode]
+    calls: Sequence[LibraryCall]
     held: Sequence[Tensor]
     planned: Sequence[Tensor]
     input_cells: Sequence[int]
@@ -114,6 +120,41 @@ State: TypeAlias = Callable[[str, str], int]
 
 
 # --- what needs torch -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryCall:
+    """A function of libtorch's C interface. kinds: of its arguments, in order ("tensor", "word", "double", ...)."""
+
+    symbol: str
+    kinds: tuple[str, ...]
+
+
+_KINDS: tuple[tuple[type, str], ...] = (
+    (Use, "tensor"), (Out, "result"), (OptionalUse, "optional"), (Uses, "tensors"), (OptionalUses, "optionals"),
+    (float, "double"),
+)  # fmt: skip
+
+
+def library_calls(plan: Plan) -> list[LibraryCall]:
+    """The functions of libtorch's C interface that a plan calls, each once. Raises: PackageError (S0704)."""
+    found: dict[str, LibraryCall] = {}
+    for instruction in plan.instructions:
+        if isinstance(instruction, Call) and instruction.symbol not in LIBRARY:
+            kinds = tuple(next((k for t, k in _KINDS if isinstance(arg, t)), "word") for arg in instruction.args)
+            call = found.setdefault(instruction.symbol, LibraryCall(instruction.symbol, kinds))
+            if call.kinds != kinds:
+                raise refused(
+                    "the program",
+                    f"it calls {instruction.symbol} with two kinds of arguments",
+                    "run the ingot by smelt.load",
+                )
+    return list(found.values())
+
+
+def needs_python(plan: Plan) -> list[str]:
+    """The operators, each once, that only Python can run: no library can be linked for them."""
+    return list(dict.fromkeys(describe(each) for each in plan.instructions if isinstance(each, PyCall)))
 
 
 def needs_library(plan: Plan) -> list[str]:
@@ -159,6 +200,8 @@ class TableWriter:
     def table(self) -> Table:
         """Raises: PackageError (S0701) for a plan that breaks its rules, (S0704) for one that C cannot run."""
         plan = self._plan()
+        calls = library_calls(plan)
+        self.where.calls = {call.symbol: i for i, call in enumerate(calls)}
         encoded = encode(plan, where=self.where)
         self._check_encoded(plan, encoded)
         self._held = {slot: self._tensor(recipe) for slot, recipe in self.text.held}
@@ -171,6 +214,7 @@ class TableWriter:
             relocations=self._relocations(plan, encoded),
             data=bytes(self.where.data),
             kernels=self.where.kernels,
+            calls=calls,
             held=list(self._held.values()),
             planned=planned,
             input_cells=[encoded.cell_of[slot] for slot in plan.inputs],
@@ -201,7 +245,8 @@ class TableWriter:
             names = ", ".join(dict.fromkeys(describe(plan.instructions[index]) for index in sorted(stepped)))
             raise refused(self.name, f"C has no form for {names}", "run the ingot by smelt.load")
         for kernel in self.where.kernels:
-            unknown = [n for n in external_names(parse_object(kernel.object)) if not _is_linked(n)]
+            names_there = external_names(parse_object(kernel.object))
+            unknown = [n for n in names_there if not _is_linked(n, self.where.links_torch)]
             if unknown:
                 raise refused(self.name, f"a kernel calls {', '.join(unknown)}", "save the program again")
 
@@ -295,8 +340,10 @@ def _is_step(encoded: Encoded, at: int) -> bool:
     return bool(encoded.code[at] == Op.STEP)
 
 
-def _is_linked(name: str) -> bool:
-    return name in _C_LIBRARY or not name.startswith(("Sleef_", "aoti_", "torch_", "smelt_"))
+def _is_linked(name: str, links_torch: bool) -> bool:
+    if name.startswith("Sleef_"):
+        return links_torch
+    return name in _C_LIBRARY or not name.startswith(("aoti_", "torch_", "smelt_"))
 
 
 def _steps(plan: Plan, encoded: Encoded) -> list[Step]:

@@ -7,15 +7,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from smelt.package.c.addresses import DTYPES
+from smelt.package.c.library_calls import library_call_lines
 from smelt.package.c.signature import Kind, Signature
 from smelt.package.c.tables import Source, Step, Table, Tensor
 from smelt.package.c.weights import File, PackedLater
 
 _CPUS = {"avx2": "SMELT_NEEDS_AVX2", "avx512": "SMELT_NEEDS_AVX512", "neon": "SMELT_NEEDS_NEON"}
 _ARRAYS = (
-    "code", "cells", "relocations", "data", "kernels", "held", "planned", "input_cells", "result_cells", "outputs",
-    "steps",
+    "code", "cells", "relocations", "data", "kernels", "calls", "held", "planned", "input_cells", "result_cells",
+    "outputs", "steps",
 )  # fmt: skip
+
+
+_POINTERS = ("smelt_kernel", "smelt_library_call")
 
 
 @dataclass
@@ -28,15 +32,19 @@ class ProgramText:
     file: File
     packings: Sequence[PackedLater]
     state: Sequence[tuple[str, Tensor]]
+    needs: str = ""
     _lines: list[str] = field(default_factory=list)
     _dims: dict[tuple[int, ...], str] = field(default_factory=dict)
 
     def source(self) -> str:
         """All of it; the symbol that it defines is `<name>_program`."""
-        self._lines = ["/* Made by `smelt export`. */", '#include "smelt_program.h"', ""]
+        header = "internal.h" if self.needs else "smelt_program.h"
+        self._lines = ["/* Made by `smelt export`. */", f'#include "{header}"', ""]
         symbols = dict.fromkeys(kernel.symbol for _, table in self.tables for kernel in table.kernels)
         symbols.update(dict.fromkeys(packing.kernel.symbol for packing in self.packings))
         self._lines += [f"extern int32_t {symbol}(const int64_t *, int64_t, int64_t, void *);" for symbol in symbols]
+        calls = {call.symbol: call for _, table in self.tables for call in table.calls}
+        self._lines += library_call_lines(list(calls.values()))
         entries = [self._entry(i, signature, table) for i, (signature, table) in enumerate(self.tables)]
         self._array("smelt_entry", "entries", entries)
         blocks = [f"{{SMELT_IN_{b.home}, {b.place}u, {b.own}u, {b.nbytes}u}}" for b in self.file.blocks]
@@ -54,7 +62,8 @@ class ProgramText:
         self._lines += [
             '__attribute__((visibility("default")))',
             f"const smelt_program {self.name}_program = {{",
-            f"    SMELT_ABI, {_CPUS[self.target]}, {counts}, {quoted(self.name)}, entries, blocks, packings, state,",
+            f"    SMELT_ABI, {_CPUS[self.target]}, {counts}, {quoted(self.name)}, {quoted(self.needs)},",
+            f"    {'smelt_torch_function' if self.needs else 'NULL'}, entries, blocks, packings, state,",
             f"    {len(file.content)}u, {file.checked_nbytes}u, {panels}u, {own}u,",
             f"    {{{_bytes(file.checked)}}},",
             f"    {{{_bytes(file.digest)}}}}};",
@@ -72,6 +81,8 @@ class ProgramText:
         data = struct.unpack(f"<{len(table.data) // 8}q", table.data)
         self._array("int64_t", f"{at}data", [_i64(word) for word in data])
         self._array("smelt_kernel", f"{at}kernels", [kernel.symbol for kernel in table.kernels])
+        calls = [f"(smelt_library_call)call_{call.symbol}" for call in table.calls]
+        self._array("smelt_library_call", f"{at}calls", calls)
         self._array("smelt_placed", f"{at}held", [self._placed(t) for t in table.held])
         self._array("smelt_placed", f"{at}planned", [self._placed(t) for t in table.planned])
         self._array("int32_t", f"{at}input_cells", [str(cell) for cell in table.input_cells])
@@ -127,7 +138,7 @@ class ProgramText:
 
     def _array(self, kind: str, name: str, items: Sequence[str]) -> None:
         # C has no arrays of no elements.
-        body = _wrapped(items) if items else "    {0}" if kind.startswith("smelt_") and kind != "smelt_kernel" else "0"
+        body = _wrapped(items) if items else "    {0}" if kind.startswith("smelt_") and kind not in _POINTERS else "0"
         self._lines += [f"static const {kind} {name}[] = {{", body, "};"]
 
 

@@ -50,6 +50,11 @@ int32_t smelt_find(const smelt_program *program, const char *name)
     return -1;
 }
 
+const char *smelt_needs(const smelt_program *program)
+{
+    return program->needs;
+}
+
 /* --- models */
 
 #if defined(__x86_64__)
@@ -177,7 +182,9 @@ static int64_t address_of(const struct smelt_context *context, const frame *at, 
     int32_t index = wanted->index;
     switch (wanted->kind) {
     case SMELT_AT_FUNCTION:
-        return smelt_function(index);
+        return index < SMELT_FN_torch_dispatch_0 ? smelt_function(index) : context->model->program->function(index);
+    case SMELT_AT_CALL:
+        return (int64_t)(intptr_t)entry->calls[index];
     case SMELT_AT_KERNEL:
         return (int64_t)(intptr_t)entry->kernels[index];
     case SMELT_AT_DATA:

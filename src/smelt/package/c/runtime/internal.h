@@ -26,11 +26,25 @@ typedef struct tensor {
     struct smelt_context *context;
     int64_t ndim, capacity;
     int32_t dtype, references; /* 0: it belongs to its context, and is never deleted */
+    void *foreign; /* libtorch's tensor whose memory it is, and what deletes that */
+    void (*forget)(void *foreign);
     int64_t dims[];
 } tensor;
 
 tensor *smelt_tensor_over(char *data, const smelt_placed *placed);
 void smelt_delete(tensor *handle);
+/* A tensor of the running call without memory; NULL where there is none. */
+tensor *smelt_new_tensor(int64_t ndim);
+/* What a function that the executor calls gives back, the thread's error set. */
+int32_t smelt_failed(smelt_status status);
+
+/* --- libtorch (torch.c), where a program is linked to it: a tensor of its own over one of the runtime's; the other way
+ * round, NULL with the thread's error set; what to do without such a tensor; an error of torch's. */
+void *smelt_torch_lend(tensor *given);
+tensor *smelt_torch_adopt(void *handle);
+void smelt_torch_drop(void *handle);
+int32_t smelt_torch_failed(const char *operator);
+int64_t smelt_torch_function(int32_t number);
 /* Copy with conversion and broadcasting; 1 where the tensors do not fit. */
 int32_t smelt_copy(tensor *target, tensor *source);
 

@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 /* Raised where a structure or the meaning of a function changes. */
-#define SMELT_ABI 1
+#define SMELT_ABI 2
 
 typedef enum smelt_status {
     SMELT_OK = 0,
@@ -95,6 +95,8 @@ void smelt_close(smelt_model *model);
 int32_t smelt_entries(const smelt_program *program);
 const smelt_signature *smelt_describe(const smelt_program *program, int32_t entry);
 int32_t smelt_find(const smelt_program *program, const char *name);
+/* The operators that libtorch computes, by entry point ("forward: aten.sort.default"); "" where it is not linked. */
+const char *smelt_needs(const smelt_program *program);
 
 /* A context: state as it was saved, working memory of all entry points. One thread runs its calls until
  * smelt_set_threads says otherwise. */

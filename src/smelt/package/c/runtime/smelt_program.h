@@ -27,18 +27,37 @@
     F(clock_gettime)                  \
     F(memcpy)                         \
     F(pow)
+/* Those of programs that are linked to libtorch: torch.c has them. */
+#define SMELT_TORCH_FUNCTIONS(F)      \
+    F(torch_dispatch_0)               \
+    F(torch_dispatch_1)               \
+    F(torch_dispatch_2)               \
+    F(torch_dispatch_3)               \
+    F(torch_dispatch_4)               \
+    F(torch_dispatch_5)               \
+    F(torch_dispatch_6)               \
+    F(torch_dispatch_7)               \
+    F(torch_dispatch_8)               \
+    F(aoti_torch_new_tensor_handle)   \
+    F(torch_new_stable_ivalue)        \
+    F(torch_new_list_reserve_size)    \
+    F(torch_list_push_back)           \
+    F(torch_delete_handle)            \
+    F(torch_delete_stable_ivalue)     \
+    F(torch_delete_list)
 enum {
 #define F(name) SMELT_FN_##name,
     SMELT_FUNCTIONS(F)
+    SMELT_TORCH_FUNCTIONS(F)
 #undef F
     SMELT_FUNCTION_COUNT
 };
 
-/* Where a cell's address lies: a function, a kernel, constant data, a block of weights, the frame, the arena, and the
+/* Where a cell's address lies: a function, a call of libtorch's C interface, a kernel, constant data, a block of weights, the frame, the arena, and the
  * handles of tensors that are held and of those in the arena. `index` says which, `offset` bytes behind its begin. */
 enum {
     SMELT_AT_FUNCTION, SMELT_AT_KERNEL, SMELT_AT_DATA, SMELT_AT_BLOCK, SMELT_AT_FRAME, SMELT_AT_ARENA, SMELT_AT_HELD,
-    SMELT_AT_PLANNED
+    SMELT_AT_PLANNED, SMELT_AT_CALL
 };
 typedef struct smelt_relocation {
     int32_t cell, kind, index;
@@ -60,6 +79,9 @@ typedef struct smelt_placed {
     int32_t dtype, ndim;
     const int64_t *dims;
 } smelt_placed;
+
+/* A function of libtorch's C interface over the runtime's tensors, to be called with as many words as it takes. */
+typedef int32_t (*smelt_library_call)(void);
 
 typedef int32_t (*smelt_kernel)(const int64_t *args, int64_t begin, int64_t end, void *scratch);
 
@@ -96,6 +118,7 @@ typedef struct smelt_entry {
     const smelt_relocation *relocations;
     const int64_t *data;
     const smelt_kernel *kernels;
+    const smelt_library_call *calls;
     const smelt_placed *held, *planned;
     const int32_t *input_cells, *result_cells;
     const smelt_source *outputs;
@@ -109,11 +132,13 @@ typedef struct smelt_named {
     smelt_placed placed;
 } smelt_named;
 
-/* cpu: what it takes (SMELT_NEEDS_...). checked_nbytes: of the file, from its begin, whose digest is compared. */
+/* cpu: what it takes (SMELT_NEEDS_...). needs: the operators that libtorch computes, as text; empty where all are its own.
+ * function: an address of libtorch's, by number; NULL where it is not linked. checked_nbytes: of the file, from its begin, whose digest is compared. */
 enum { SMELT_NEEDS_AVX2 = 1, SMELT_NEEDS_AVX512 = 2, SMELT_NEEDS_NEON = 3 };
 struct smelt_program {
     int32_t abi, cpu, nentries, nblocks, npackings, nstate;
-    const char *name;
+    const char *name, *needs;
+    int64_t (*function)(int32_t number);
     const smelt_entry *entries;
     const smelt_block *blocks;
     const smelt_packing *packings;

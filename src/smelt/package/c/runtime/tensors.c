@@ -35,7 +35,7 @@ void *smelt_allocate(uint64_t nbytes)
     return found;
 }
 
-static int failed(smelt_status status)
+int32_t smelt_failed(smelt_status status)
 {
     if (smelt_current)
         smelt_current->failure = status;
@@ -130,6 +130,8 @@ void smelt_delete(tensor *handle)
         shelf *kept = &handle->context->kept;
         if (handle->chunk)
             put_back(kept, handle->chunk);
+        if (handle->foreign)
+            handle->forget(handle->foreign);
         if (handle->capacity == FEW_DIMS) {
             handle->base = kept->tensors;
             kept->tensors = handle;
@@ -138,6 +140,16 @@ void smelt_delete(tensor *handle)
         }
         handle = base;
     }
+}
+
+tensor *smelt_new_tensor(int64_t ndim)
+{
+    tensor *made = bare_tensor(ndim, &smelt_current->kept);
+    if (made)
+        made->context = smelt_current;
+    else
+        smelt_failed(smelt_no_memory(sizeof *made, "a tensor of the program"));
+    return made;
 }
 
 /* Bytes from the first to past the last element; false where that is no size of memory. */
@@ -176,12 +188,12 @@ static int32_t rt_aoti_torch_empty_strided(int64_t ndim, const int64_t *sizes, c
     (void)device, (void)index;
     uint64_t nbytes;
     if (!span_of(ndim, sizes, strides, smelt_itemsize(dtype), &nbytes))
-        return failed(smelt_fail(SMELT_DATA, "a tensor of the program has sizes that no memory has"));
+        return smelt_failed(smelt_fail(SMELT_DATA, "a tensor of the program has sizes that no memory has"));
     tensor *made = bare_tensor(ndim, &smelt_current->kept);
     chunk *memory = made ? taken(&smelt_current->kept, nbytes) : NULL;
     if (!memory) {
         free(made);
-        return failed(smelt_no_memory(nbytes, "a tensor of the program"));
+        return smelt_failed(smelt_no_memory(nbytes, "a tensor of the program"));
     }
     made->chunk = memory;
     made->data = (char *)memory + SMELT_ALIGNMENT;
@@ -197,7 +209,7 @@ static int32_t rt_aoti_torch__reinterpret_tensor(tensor *source, int64_t ndim, c
 {
     tensor *made = bare_tensor(ndim, &smelt_current->kept);
     if (!made)
-        return failed(smelt_no_memory(sizeof *made, "a view"));
+        return smelt_failed(smelt_no_memory(sizeof *made, "a view"));
     made->data = source->data + offset * (int64_t)smelt_itemsize(source->dtype);
     made->dtype = source->dtype;
     made->context = smelt_current;
@@ -253,7 +265,7 @@ static int32_t rt_aoti_torch_copy_(tensor *target, tensor *source, int32_t non_b
     (void)non_blocking;
     if (!smelt_copy(target, source))
         return 0;
-    return failed(smelt_fail(SMELT_INTERNAL, "a copy between tensors of other sizes or of complex numbers"));
+    return smelt_failed(smelt_fail(SMELT_INTERNAL, "a copy between tensors of other sizes or of complex numbers"));
 }
 
 /* --- what else the executor calls */
