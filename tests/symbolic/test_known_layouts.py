@@ -28,9 +28,9 @@ class Blocks(nn.Module):
 def kernels_asked(blocks: int, monkeypatch: pytest.MonkeyPatch) -> int:
     asked, run = [], ShadowRecorder._run
 
-    def counted(recorder: Any, overload: Any, *more: Any) -> Any:
+    def counted(recorder: Any, overload: Any, *more: Any, **named: Any) -> Any:
         asked.append(overload)
-        return run(recorder, overload, *more)
+        return run(recorder, overload, *more, **named)
 
     module = Blocks(blocks).eval()
     compiled = smelt.compile(module)

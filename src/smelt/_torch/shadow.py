@@ -90,6 +90,15 @@ class Shadows:
                 return tensor._version
             return real.tensor._version + _writes(shadow) - real.version
 
+    def counts_writes(self, tensor: torch.Tensor) -> bool:
+        """Whether all that an operator does that writes a tensor's elements is done by `note_write`."""
+        shadow = self.of(tensor)
+        return not shadow.is_inference() and getattr(shadow, "constant", None) is None
+
+    def note_write(self, tensor: torch.Tensor) -> None:
+        """An operator writes a tensor's elements, and no more."""
+        torch.autograd.graph.increment_version(self.of(tensor))
+
     def fresh(self, dtype: torch.dtype, sizes: Any, strides: Any, device: Any, grad: bool = False) -> torch.Tensor:
         """A shadow of its own memory."""
         with self.running():

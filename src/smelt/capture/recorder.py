@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from sys import setprofile
+from types import CodeType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -39,7 +40,7 @@ from smelt.capture.nested import NestedTensors
 from smelt.capture.opinfo import OpInfo, expectation, op_info
 from smelt.capture.roots import Entry, Roots
 from smelt.capture.scopes import Scope
-from smelt.capture.spans import Site, SiteFinder, Spans
+from smelt.capture.spans import Site, SiteFinder, Spans, running_codes
 from smelt.capture.staging.handlers import is_caught
 from smelt.capture.zeros import MAKER as ZEROS
 from smelt.capture.zeros import note_zeros
@@ -131,7 +132,8 @@ class Record(NamedTuple):
 class Conversion(NamedTuple):
     """A place where data reached Python: `what` was done (`bool`, `item`, a data-dependent size, ...) and where.
 
-    value: what Python got, where it is a number or sizes. is_checked: the graph has it as an `expect`.
+    value: what Python got, where it is a number or sizes. is_checked: the graph has it as an `expect`. askers: the
+    function that got it, and the one that called this.
     """
 
     code: str
@@ -141,6 +143,7 @@ class Conversion(NamedTuple):
     site: Site | None
     value: Any = None
     is_checked: bool = False
+    askers: tuple[CodeType, ...] = ()
 
 
 _STRIDED = torch.strided
@@ -817,13 +820,14 @@ class Recorder:
 
     def _note_conversion(self, code: str, slot: Slot, what: str, value: Any) -> None:
         kind, origin = self.type_text(slot), self.origin_text(slot)
-        self.conversions.append(Conversion(code, what, kind, origin, self._find_site(2), value, True))
+        site = self._find_site(2)
+        self.conversions.append(Conversion(code, what, kind, origin, site, value, True, running_codes(2)))
 
     def converted(self, slot: Slot, what: str, code: str = "S0101") -> None:
         """Note that data reached Python, or decided a size."""
         site = self._find_site(2)
         kind, origin = self.type_text(slot), self.origin_text(slot)
-        found = Conversion(code, what, kind, origin, site)
+        found = Conversion(code, what, kind, origin, site, askers=running_codes(2))
         self.conversions.append(found)
         if self.error is None:
             self.error = conversion_error(found)

@@ -123,3 +123,14 @@ class SiteFinder:
                 library = frame
             frame = frame.f_back
         return None if library is None else Site(library.f_code, library.f_lasti)
+
+
+def running_codes(most: int) -> tuple[CodeType, ...]:
+    """What runs here, the innermost first: the code of so many functions, Smelt's own aside."""
+    found: list[CodeType] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and len(found) < most:
+        if not is_smelts(frame.f_code.co_filename):
+            found.append(frame.f_code)
+        frame = frame.f_back
+    return tuple(found)

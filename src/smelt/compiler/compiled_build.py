@@ -224,7 +224,7 @@ class Builds:
             if self.state is not None and STATE not in kwargs:
                 # Found out since this call began: it has not read the state that a build would put back.
                 return self._original.run(BEGAN_WITHOUT, args, kwargs, is_fault=False)
-            watch_natively(self._settings.options)
+            watch_natively(self._settings.options, makes=True)
             with busy(), full_collections_later(), self.ledger.building():
                 result = self._build(args, kwargs, missed)
             collect_young()

@@ -55,7 +55,7 @@ def save(source: Callable[..., Any], captures: Mapping[Any, Captured]) -> tuple[
 
 def _apart(captured: Captured) -> tuple[Conversion, ...]:
     """The conversions without code objects, which cannot be pickled; the graph's nodes know the lines."""
-    return tuple(conversion._replace(site=None) for conversion in captured.conversions)
+    return tuple(conversion._replace(site=None, askers=()) for conversion in captured.conversions)
 
 
 def load(source: Callable[..., Any], saved: tuple[SavedCapture, ...]) -> dict[Any, Captured]:

@@ -14,7 +14,7 @@ from smelt.diag import InternalError, Span
 from smelt.ir import Arg, Builder, Graph, Node, Region, Type, Value, map_values, values_in
 
 Kind = Literal["insert", "erase", "replace", "arguments", "yields", "move"]
-_GAP = 1 << 20
+_GAP = 1 << 200  # as often can a node be put between two others before all are numbered again
 
 
 @dataclass(frozen=True, slots=True)

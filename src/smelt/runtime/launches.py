@@ -46,8 +46,10 @@ class Launches:
         if not is_possible or not any(isinstance(i, (Launch, *ADDRESSED)) for i in plan.instructions):
             return Launches()
         code = {}
+        # A packed weight's memory is the library's own.
+        odd = {slot for slot, tensor in plan.held if tensor.layout != torch.strided}
         for index, instruction in enumerate(plan.instructions):
-            if isinstance(instruction, Launch) and _has_addresses(plan, instruction):
+            if isinstance(instruction, Launch) and odd.isdisjoint(instruction.buffers):
                 loaded = load(instruction.kernel)
                 if loaded is not None:
                     code[index] = loaded
@@ -57,12 +59,6 @@ class Launches:
             source = spots[view.src]
             spots[slot] = Spot(source.root, source.offset + view.offset * view.itemsize)
         return Launches(code, spots, elided)
-
-
-def _has_addresses(plan: Plan, launch: Launch) -> bool:
-    """Whether all buffers have ordinary memory: a packed weight's is the library's own."""
-    layouts = {slot: tensor.layout for slot, tensor in plan.held}
-    return all(layouts.get(slot, torch.strided) == torch.strided for slot in launch.buffers)
 
 
 def _elided(plan: Plan, code: Set[int]) -> dict[int, View]:

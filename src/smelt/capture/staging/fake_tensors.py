@@ -50,12 +50,13 @@ from smelt.capture.staging.splits import number_of_parts, split_of
 from smelt.capture.staging.stops import CannotStage
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of
 from smelt.capture.staging.watch import unwatched
-from smelt.ir import UNKNOWN_DIM, TensorType, UnknownDim, contiguous_strides
+from smelt.ir import BOOL, FLOAT, INT, UNKNOWN_DIM, TensorType, UnknownDim, contiguous_strides
 from smelt.ops.catalogue.packed import PACK, PAD
 from smelt.ops.convert import dtype_from_torch, dummy_of
 from smelt.ops.in_place_views import view_of
 from smelt.ops.meta import COPYING, ROW_MAJOR
 from smelt.ops.registry import overload as found_overload
+from smelt.ops.sets import is_by_elements
 from smelt.ops.shapes.symbolic import CannotTell
 
 _IN_PLACE_METADATA = frozenset((
@@ -307,32 +308,40 @@ class ShadowRecorder(Recorder):
         self, overload: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Slot]
     ) -> list[Any]:
         """As `_run`, from what is known where the operator ran on operands that lie alike."""
-        trace = self.session.size_trace
-        if trace is None or any(self.is_varied(slot) for slot in operands):
+        varied = [slot for slot in operands if self.is_varied(slot)]
+        if varied and not self._takes_any_number(info, varied):
             return self._run(overload, info, args, kwargs, operands)
-        layouts = self.layouts = self.layouts or KnownLayouts(trace, self.shadows)
+        layouts = self.layouts = self.layouts or KnownLayouts(self.session.size_trace, self.shadows)
         with unseen():
             key = layouts.key(info, args, kwargs, self._modes_now())
             found = None if key is None else layouts.find(key, args)
         if found is not None:
             return [found]
-        results = self._run(overload, info, args, kwargs, operands)
-        if key is not None:
+        results = self._run(overload, info, args, kwargs, operands, differ=False)
+        if key is not None and len(results) == 1:
             with unseen():
-                layouts.note(key, args, results[0])
+                layouts.note(key, args, results[0], bool(info.writes))
         return results
 
+    def _takes_any_number(self, info: OpInfo, varied: Sequence[Slot]) -> bool:
+        """Whether no more than numbers differ between worlds, on which nothing depends but elements."""
+        are_numbers = all(isinstance(slot, ScalarSlot) and slot.type in (BOOL, INT, FLOAT) for slot in varied)
+        return are_numbers and not info.is_random and is_by_elements(info.name)
+
     def _run(
-        self, overload: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Slot]
-    ) -> list[Any]:
-        """The results in each world, or in the only one."""
+        self, overload: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Slot],
+        *, differ: bool = True,
+    ) -> list[Any]:  # fmt: skip
+        """The results in each world, or in the only one. differ: those in other worlds may lie otherwise, unless the
+        first one has none."""
         numbers: tuple[Any, ...] | None = None
         rule = None
         if info.sized_by is not None and self._is_sized_by_data(info, args, kwargs):
             rule, numbers = rule_of(info.name), self._fresh_numbers(info.name, args)
             if rule is None:
                 self.session.cannot(f"the sizes of what {info.name} gives follow from data")
-        varied = numbers is not None or any(self.is_varied(slot) for slot in operands)
+        differ = differ and any(self.is_varied(slot) for slot in operands)
+        varied = numbers is not None or differ
         if info.sized_by is not None and not varied and len(info.sized_by(args, kwargs)) > 0:
             return [self._sized_by_known(overload, info, args, kwargs)]
         cut = self._cut(info.name, args, kwargs) if varied else None
@@ -377,6 +386,8 @@ class ShadowRecorder(Recorder):
             except _DeadWorldError:
                 result = DEAD
             except Exception as refused:
+                if not differ and any(map(self.is_varied, operands)):
+                    return self._run(overload, info, args, kwargs, operands)  # by the numbers of another world, maybe
                 # Where no call is left, to doubt would be one more.
                 is_deep = isinstance(refused, RecursionError)
                 result = DEAD if is_deep else self._doubted(refused, info, own_args, own_kwargs)
@@ -387,6 +398,8 @@ class ShadowRecorder(Recorder):
                     self._refused(said, info)
                 reason = f"{type(refused).__name__}: {refused}"
             results.append(result)
+        if results[0] is DEAD and not differ and any(map(self.is_varied, operands)):
+            return self._run(overload, info, args, kwargs, operands)
         # Where the numbers of the program's world do not fit together, it goes on with those of another one.
         seen = next((world for world, result in enumerate(results) if result is not DEAD), None)
         if seen is None:

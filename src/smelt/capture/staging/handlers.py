@@ -26,10 +26,13 @@ def is_catchable(session: Any, is_strict: bool = True) -> bool:
     frame: Any = sys._getframe(1)
     while frame is not None and frame is not session.base_frame:
         name = frame.f_globals.get("__name__", "")
-        if not name.startswith(("smelt.", "torch.nn.modules.module")) and _handles(
-            frame.f_code, frame.f_lasti, is_strict
-        ):
-            return True
+        if not name.startswith(("smelt.", "torch.nn.modules.module")):
+            known = _answers(frame.f_code)
+            asked = frame.f_lasti, is_strict
+            if asked not in known:
+                known[asked] = _handles(frame.f_code, *asked)
+            if known[asked]:
+                return True
         frame = frame.f_back
     return False
 
@@ -42,6 +45,21 @@ def is_caught(session: Any) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+# What `_handles` has said of instructions of a code object: that is asked of each operator of the program. By identity,
+# since the hash of a code object goes through all of it; held, so that it stays.
+_known: dict[int, tuple[CodeType, dict[tuple[int, bool], bool]]] = {}
+_MOST_KNOWN = 4096
+
+
+def _answers(code: CodeType) -> dict[tuple[int, bool], bool]:
+    found = _known.get(id(code))
+    if found is None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        found = _known[id(code)] = code, {}
+    return found[1]
 
 
 def _handles(code: CodeType, instruction: int, is_strict: bool) -> bool:

@@ -314,6 +314,7 @@ class Recording:
             return self.emit("py.dict", *parts)
         return self.emit("py.list" if isinstance(value, list) else "py.tuple", *value)
 
+    @unwatched
     def emit(self, op: str, *args: Any, **kwargs: Any) -> Any:
         """Record an operator of Python's; the value it gives (a tuple of values where it gives several)."""
         self.copies.note_operands(op, args)

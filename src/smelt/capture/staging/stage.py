@@ -183,9 +183,12 @@ class _Run:
         """Stage, starting again as often as something new is learnt."""
         self.roots = reachable(self.program, arguments.outside())
         functions = Functions(self.roots.functions)
-        asking = (found.site.code for found in self.native.conversions if found.site is not None)
+        conversions = self.native.conversions
+        asking = (found.site.code for found in conversions if found.site is not None)
+        # What a function of a library asks it most likely uses, or hands to its caller.
+        askers = (code for found in conversions for code in found.askers)
         class_askers = self.native.class_askers or ()
-        for code in dict.fromkeys((*asking, *self.native.drawers, *class_askers, *self.native.rangers)):
+        for code in dict.fromkeys((*asking, *askers, *self.native.drawers, *class_askers, *self.native.rangers)):
             if functions.can(code) and not functions.has(code):
                 functions.want(code)
         # On other ways than the recorded run's there may be more.

@@ -298,7 +298,7 @@ def unwatched(function: Any) -> Any:
         try:
             return function(*args, **kwargs)
         finally:
-            if trace is not None:
+            if trace is not None and sys.gettrace() is None:  # else the first staged number was made: it is watched
                 sys.settrace(trace)
             if profile is not None:
                 watched.put_back(profile)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from smelt.codegen.llvm.cached import object_at_hand
+from smelt.codegen.llvm.cached import cached_object, object_at_hand
 from smelt.codegen.llvm.entry_text import declaration
 from smelt.runtime.cache import CodeCache
 from smelt.runtime.profiler import (
@@ -36,6 +36,11 @@ _MIX = -7046029254386353131  # 2^64 over the golden ratio: the upper bits of a p
 def profiler_at_hand(cache: CodeCache) -> bytes | None:
     """Object code of the hook where the cache has it, or LLVM is loaded to make it; None elsewhere."""
     return object_at_hand("profiler", profiler_text(), cache)
+
+
+def profiler_object(cache: CodeCache) -> bytes:
+    """Object code of the hook. Raises: InternalError, and what LLVM or its absence raises."""
+    return cached_object("profiler", profiler_text(), cache)
 
 
 def _word(name: str, word: Word, kind: str = "i64") -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from smelt._torch.storage import same_storage
+from smelt.analysis import used_values
 from smelt.analysis.aliases import Aliases, alias_analysis, is_external
 from smelt.codegen.fusion.decisions import Decision
 from smelt.codegen.kernels.nest import Nest
@@ -28,6 +29,7 @@ from smelt.codegen.lower.geometry import row_major as row_major
 from smelt.codegen.lower.growing import Lists
 from smelt.codegen.lower.held import HowMade, Live, computed
 from smelt.codegen.lower.overwriting import Overwriting
+from smelt.codegen.lower.places import Places
 from smelt.codegen.lower.plain import is_number, is_plain, kind_of
 from smelt.codegen.lower.report import ChoiceReport, How, KernelReport, NodeReport
 from smelt.codegen.lower.result import Lookup, StateName
@@ -54,6 +56,12 @@ def cannot_lower(node: Node, why: str) -> SmeltError:
         fix="nothing needs to be done: the program runs eagerly",
         code="S0303",
     )
+
+
+def read_values(node: Node) -> Iterator[Value]:
+    """What a node reads: of a write, not its target."""
+    read = node.args[1:] if node.op == "write" else used_values(node)
+    return (value for value in read if isinstance(value, Value))
 
 
 def tensor_type(value: Value) -> TensorType:
@@ -98,7 +106,9 @@ class Context:
         # Writes of values that lie where they are written to, and whether that is still to be counted.
         self.in_place: dict[Node, bool] = {}
         self.why_copied: dict[Node, str] = {}
-        self._places: dict[Value, Place] = {}
+        self._places = Places()
+        self._last_reads: dict[Region, dict[Value, int]] = {}
+        self._order: dict[Node, int] = {}
         self._origins: dict[Value, Place] = {}
         self.fills = Fills()
         self.told: set[Value] = set()  # numbers that tell what an output is, which nothing in the graph uses
@@ -229,7 +239,7 @@ class Context:
     @contextmanager
     def block(self, region: Region) -> Iterator[None]:
         """Lower a region: a part of the plan that may not run, or run again. What it binds is forgotten behind it."""
-        outer, places, copies = self.graph, dict(self._places), dict(self._copies)
+        outer, places, copies = self.graph, self._places.copy(), dict(self._copies)
         self.graph = Graph(outer.name)
         self.graph.body, self.graph.constants = region, outer.constants
         try:
@@ -391,6 +401,23 @@ class Context:
     def is_bound(self, value: Value) -> bool:
         """Whether the value has a place already."""
         return value in self._places
+
+    def lying_in(self, storage: Storage, node: Node) -> list[Value]:
+        """The values in this memory that a node or one behind it reads, apart from targets of writes."""
+        region = node.parent
+        assert region is not None
+        if region not in self._last_reads:
+            self._last_reads[region] = self._reads_in(region)
+        last, at = self._last_reads[region], self._order[node]
+        return [value for value in self._places.lying_in(storage) if last.get(value, -1) >= at]
+
+    def _reads_in(self, region: Region) -> dict[Value, int]:
+        """The number of the last node of a region that reads each value."""
+        last: dict[Value, int] = {}
+        for number, node in enumerate(region):
+            self._order[node] = number
+            last.update((value, number) for value in read_values(node))
+        return last
 
     # --- operands
 

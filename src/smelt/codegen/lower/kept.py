@@ -134,8 +134,15 @@ class _Kept:
 
 
 class _Pickler(pickle.Pickler):
+    def __init__(self, buffer: io.BytesIO) -> None:
+        super().__init__(buffer, _PROTOCOL)
+        # Classes of which all objects are written as they are: pickle asks for each object, numbers and texts too.
+        self._plain: set[type] = set()
+
     def persistent_id(self, obj: Any) -> Any:
         kind = type(obj)
+        if kind in self._plain:
+            return None
         if kind is _Eager:
             return ("eager", obj.index)
         if kind is _OVERLOAD:
@@ -147,6 +154,7 @@ class _Pickler(pickle.Pickler):
             return ("torch", str(obj).removeprefix("torch."))
         if isinstance(obj, (torch.Tensor, FunctionType, BuiltinFunctionType, MethodType)) or kind is Word:
             raise CannotKeep(f"a {kind.__name__} stands in it")
+        self._plain.add(kind)
         return None
 
 
@@ -219,7 +227,7 @@ def _layout(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], tuple[i
 def _dumped(value: Any) -> bytes:
     buffer = io.BytesIO()
     try:
-        _Pickler(buffer, _PROTOCOL).dump(value)
+        _Pickler(buffer).dump(value)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise CannotKeep(str(error)) from error
     return buffer.getvalue()

@@ -6,9 +6,8 @@
 
 from __future__ import annotations
 
-from smelt.analysis import used_values
-from smelt.codegen.lower.builder import Place
-from smelt.codegen.lower.context import Context, cannot_lower
+from smelt.codegen.lower.builder import Place, Storage
+from smelt.codegen.lower.context import Context, cannot_lower, read_values
 from smelt.codegen.lower.in_place import memory_of
 from smelt.codegen.lower.result import Mutation
 from smelt.ir import Node, Value
@@ -31,10 +30,8 @@ def lower_write(ctx: Context, node: Node) -> None:
         ctx.bind(node.result, place)
         ctx.note(node, "in place", f"%{value.name}")
         return
-    for needed in _needed_later(ctx, node):
-        kept = ctx.place(needed)
-        if kept.storage is place.storage:
-            ctx.bind(needed, ctx.cloned(kept))
+    for needed in _needed_later(ctx, node, place.storage):
+        ctx.bind(needed, ctx.cloned(ctx.place(needed)))
     if _lies_alike(ctx, node, place):
         source = ctx.place(value)
         nbytes = place.geometry.numel * place.storage.dtype.itemsize
@@ -65,15 +62,13 @@ def _lies_alike(ctx: Context, node: Node, place: Place) -> bool:
     return at.extent == at.numel and (source.geometry.sizes, source.geometry.strides) == (at.sizes, at.strides)
 
 
-def _needed_later(ctx: Context, node: Node) -> list[Value]:
-    """Bound values that this write or a node after it reads, apart from targets of writes."""
+def _needed_later(ctx: Context, node: Node, storage: Storage) -> list[Value]:
+    """Values in some memory that this write or a node after it reads, apart from targets of writes, as first read."""
+    lying = set(ctx.lying_in(storage, node))
     found: dict[Value, None] = {}
     later: Node | None = node
-    while later is not None:
-        operands = later.args[1:] if later.op == "write" else tuple(used_values(later))
-        for value in operands:
-            if isinstance(value, Value) and ctx.is_bound(value):
-                found[value] = None
+    while later is not None and len(found) < len(lying):
+        found.update((value, None) for value in read_values(later) if value in lying)
         later = later.next
     return list(found)
 
