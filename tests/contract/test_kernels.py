@@ -47,6 +47,32 @@ def test_every_remainder(isa: Isa, dtype: torch.dtype, right: Right) -> None:
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("right", RIGHTS)
+def test_tiles_for_what_is_left_over_are_there_where_something_may_be(
+    isa: Isa, dtype: torch.dtype, right: Right
+) -> None:
+    tiling = tiling_for(isa, DTYPES[dtype])
+    assert tiling is not None
+    found = {}
+    for m, n in ((4 * tiling.rows, 2 * tiling.panel), (64 * tiling.rows, tiling.panel), (41, 2 * tiling.panel),
+                 (4 * tiling.rows, tiling.panel + 1), (33, tiling.panel + 1)):  # fmt: skip
+        x, w = normal(m, 70, dtype=dtype), lying(normal(n, 70, seed=1, dtype=dtype), right)
+        wide = torch.full((m, n + 3), 7.0, dtype=dtype)
+        again = torch.empty(m, n, dtype=dtype)
+        text = product(isa, right, x, w, wide[:, :n]).source.text
+        assert_close(wide[:, :n], x, w)
+        assert bool((wide[:, n:] == 7).all()), "columns beyond the result were written"
+        product(isa, right, x, w, again, parts=3)
+        assert torch.equal(again, wide[:, :n])
+        found[m, n] = text.count("define internal void @tile.")
+    whole, longer, rows, columns, both = found.values()
+    assert whole == longer == 1
+    assert rows == len(tiling.heights) and columns == tiling.vectors and both > max(rows, columns)
+
+
+@pytest.mark.spread(2)
+@pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("right", RIGHTS)
 def test_every_remainder_of_tiles(isa: Isa, dtype: torch.dtype, right: Right) -> None:
     for m in (9, 13, 40, 127, 301):
         for n, k in ((33, 64), (65, 193), (47, 7)):

@@ -11,11 +11,13 @@ Items that follow one another share the rows of the left matrix, which stay in t
 goes by, asked for a block ahead if it is packed.
 
 Invariant: what an item computes depends on no other item and on no thread, so any split gives the same bits. Sizes and
-strides are words (`Problem`), so one kernel serves all shapes with one epilogue.
+strides are words (`Problem`), so one kernel serves all shapes with one epilogue; but tiles for rows and columns left
+over, which are most of its code, are there only where there may be such.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -43,7 +45,8 @@ class Gemm:
     """A kernel. Its buffers: left, right, those of the epilogue, out; its words: `Problem`, then the epilogue's.
 
     unit: `left_k` is 1. tiled: the left matrix is packed in tiles ([tile][k][row]): `left_row` is K, `left_k` the rows
-    of a tile, and an item's rows are whole tiles.
+    of a tile, and an item's rows are whole tiles. whole_rows, whole_columns: each item's rows are tiles of the greatest
+    height, its columns a full panel.
     """
 
     tiling: Tiling
@@ -51,6 +54,8 @@ class Gemm:
     epilogue: Epilogue
     unit: bool
     tiled: bool = False
+    whole_rows: bool = False
+    whole_columns: bool = False
 
     @property
     def walk(self) -> Walk:
@@ -81,13 +86,15 @@ class GemmDriver(Driver):
         super().__init__(gemm.tiling, gemm.epilogue, isa, part)
         self.lies, self.walk = gemm.right, gemm.walk
         self.panel = self.walk.panel(self.tiling)
+        self.least_width = gemm.tiling.vectors if gemm.whole_columns else 1
+        self.whole_rows = gemm.whole_rows
 
     def functions(self) -> tuple[FunctionText, list[FunctionText]]:
         """The function but for its `ret`, and those that it calls."""
-        widths = range(self.tiling.vectors, 0, -1)
-        helpers = [_strip(self.tiling, width, self.walk) for width in widths]
-        for width in widths:
-            heights = _heights(self.tiling, width)
+        widths = range(self.tiling.vectors, self.least_width - 1, -1)
+        tiles = {width: self._heights(width) for width in widths}
+        helpers = [_strip(self.tiling, width, heights, self.walk) for width, heights in tiles.items()]
+        for width, heights in tiles.items():
             helpers.extend(tile_function(self.tiling, height, width, self.walk) for height in heights)
         if self.lies == "rows":
             helpers.append(pack_rows(self.tiling))
@@ -96,6 +103,13 @@ class GemmDriver(Driver):
         with self.fn.loop("%begin", "%end") as item:
             self._item(item.index)
         return self.fn, helpers
+
+    def _heights(self, width: int) -> tuple[int, ...]:
+        """Row counts with a tile: all in a full panel, the greatest and one in a narrow one, which is rare."""
+        heights = self.tiling.heights
+        if self.whole_rows:
+            return heights[:1]
+        return heights if width == self.tiling.vectors else (heights[0], heights[-1])
 
     def _item(self, item: str) -> None:
         fn, tiling, word = self.fn, self.tiling, self.word
@@ -179,7 +193,7 @@ class GemmDriver(Driver):
         """Sums of all rows, over as many registers of columns as are used."""
         fn, tiling = self.fn, self.tiling
         done = fn.fresh("summed")
-        for width in range(1, tiling.vectors + 1):
+        for width in range(self.least_width, tiling.vectors + 1):
             if width == tiling.vectors:
                 fn.do(_strip_call(width, **arguments))
                 fn.do(f"br label %{done}")
@@ -192,11 +206,6 @@ class GemmDriver(Driver):
             fn.do(f"br label %{done}")
             fn.label(wider)
         fn.label(done)
-
-
-def _heights(tiling: Tiling, width: int) -> tuple[int, ...]:
-    """Row counts with a tile: all in a full panel, the greatest and one in a narrow one, which is rare."""
-    return tiling.heights if width == tiling.vectors else (tiling.heights[0], tiling.heights[-1])
 
 
 _STRIP_PARAMETERS = (
@@ -213,10 +222,9 @@ def _strip_call(width: int, **a: str) -> str:
     )
 
 
-def _strip(tiling: Tiling, width: int, walk: Walk) -> FunctionText:
+def _strip(tiling: Tiling, width: int, heights: Sequence[int], walk: Walk) -> FunctionText:
     """All rows of a panel: tiles of the greatest height, then the lowest that holds what is left."""
     fn = FunctionText(f"strip.{width}", _STRIP_PARAMETERS, result="internal void")
-    heights = _heights(tiling, width)
     names = {"a_row": "%a.row", "a_k": "%a.k", "b": "%b", "b_k": "%b.k", "b_panel": "%b.panel", "k": "%k",
              "next_step": "%next.step"}  # fmt: skip
     nbytes = tiling.panel * tiling.sum_nbytes

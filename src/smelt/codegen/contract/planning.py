@@ -331,11 +331,14 @@ def _parts_cut(tiling: Tiling, n: int, k: int) -> tuple[int, int]:
 def _gemm(
     isa: Isa, tiling: Tiling, right: Right, problem: Problem, batch: int, bound: Bound, tiled: bool
 ) -> ProductPlan:
-    gemm = Gemm(tiling, right, bound.epilogue, unit=is_one(problem.left_k), tiled=tiled)
     rows, terms, items, item_ns = _gemm_cut(tiling, problem.m, problem.n, problem.k, batch)
     if tiled and rows < problem.m:
         rows = _ceil(rows, tiling.rows) * tiling.rows
         items = batch * _ceil(problem.n, tiling.panel) * _ceil(problem.m, rows)
+    gemm = Gemm(
+        tiling, right, bound.epilogue, unit=is_one(problem.left_k), tiled=tiled,
+        whole_rows=_are_multiples(tiling.rows, problem.m, rows), whole_columns=_are_multiples(tiling.panel, problem.n),
+    )  # fmt: skip
     filled = replace(problem, block_rows=rows, block_terms=terms)
     if right == "rows":
         filled = replace(filled, right_panel=tiling.panel)
@@ -343,6 +346,11 @@ def _gemm(
         filled = replace(filled, right_panel=tiling.panel * problem.right_step)
     words = (*filled.words(), *bound.words)
     return ProductPlan(gemm_source(gemm, isa), words, items, item_ns, gemm.scratch_nbytes, right)
+
+
+def _are_multiples(of: int, *sizes: int) -> bool:
+    """Whether sizes, known before the run, are multiples of a number."""
+    return all(type(size) is int and size % of == 0 for size in sizes)
 
 
 @late
