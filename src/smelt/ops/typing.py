@@ -7,9 +7,10 @@ whose sizes follow the data, several such runs. Where sizes are unknown, all tha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from smelt.diag import InternalError
-from smelt.ir import INT, Arg, TensorType, Type, Value, map_values, values_in
+from smelt.ir import FLOAT, INT, Arg, TensorType, Type, Value, map_values, values_in
 from smelt.ir.sizes import current_trace, is_symbolic
 from smelt.ops.catalogue import record_of
 from smelt.ops.meta import CannotRun, data_outcome, fake_outcome, meta_outcome, symbolic_outcome
@@ -37,6 +38,10 @@ def infer(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg] | None = None)
         is_int = isinstance(number, Value) and number.type == INT and isinstance(tensor.type, TensorType)
         if is_int or is_symbolic(number):
             args = (tensor, 2 if is_int or isinstance(number, int) else 2.5, *args[2:])
+        of_floats = tuple(map(_any_float, args)), {name: _any_float(arg) for name, arg in named.items()}
+        if not is_static_call(args, named) and is_static_call(*of_floats):
+            with suppress(InternalError):
+                return _infer_quick(op, *of_floats)
     if open_call(args, named, _own):
         try:
             return symbolic_outcome(op, args, named, _own, _by_trying)[0].types
@@ -49,6 +54,12 @@ def infer(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg] | None = None)
             return ruled
         return infer_unknown(op, args, named, (_infer_quick, _infer_static))
     return _infer_static(op, args, named)
+
+
+def _any_float(arg: Arg) -> Arg:
+    """A float in the place of one that is known at run time only."""
+    is_float = isinstance(arg, Value) and not isinstance(arg.type, TensorType) and arg.type == FLOAT
+    return 2.5 if is_float else arg
 
 
 def _own(value: Value) -> Type:

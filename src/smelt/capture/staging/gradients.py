@@ -14,7 +14,7 @@ import torch
 
 from smelt._torch.dispatch import unseen
 from smelt._torch.leaves import has_hooks
-from smelt._torch.shadow import is_shadow
+from smelt._torch.shadow import Shadows, is_shadow
 from smelt.capture.gradients import BACKWARD, GRAD, INFO, bound, listed
 from smelt.capture.recorder import Family, slot_type
 from smelt.capture.spans import Spans
@@ -152,13 +152,21 @@ class Gradients:
         for value in kinds:
             type_ = value.type
             assert isinstance(type_, TensorType)
-            made.append(recorder.shadows.fresh(dtype_to_torch(type_.dtype), type_.sizes, type_.steps, "cpu", create))
+            made.append(_made(recorder.shadows, type_, create))
         slots = [recorder._define(one, Family(True)) for one in made]
         named = {"create_graph": True} if create else {}
         recorder.records.append(
             (INFO, noted, named, (slots,), recorder._find_site(2), recorder.scope.path, recorder._modes_now())
         )
         return made
+
+
+def _made(shadows: Shadows, type_: TensorType, requires_grad: bool) -> torch.Tensor:
+    """The fake tensor of a gradient: there is one for each parameter, so it is made in the shortest way."""
+    dtype, device = dtype_to_torch(type_.dtype), torch.device("cpu")
+    with unseen():
+        made = None if requires_grad else shadows.direct(dtype, type_.sizes, type_.steps, device)
+    return shadows.fresh(dtype, type_.sizes, type_.steps, device, requires_grad) if made is None else made
 
 
 def _leaf(value: Value) -> Value:
