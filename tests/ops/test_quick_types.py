@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from smelt.diag import InternalError
-from smelt.ir import Builder, DType, TensorType, TupleType, Value
-from smelt.ops import meta
+from smelt.ir import FLOAT, Builder, DType, TensorType, TupleType, Value
+from smelt.ops import meta, typing
 from smelt.ops.typing import infer
+from smelt.ops.unknown_sizes import is_static_call
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 SHAPES = [
@@ -132,3 +133,35 @@ def test_strides_of_single_elements_are_the_cpus(op: str, are_loaded: bool, monk
         (found,) = infer(op, got)
         assert isinstance(found, TensorType) and found.steps == function(*given).stride(), (sizes, strides)
     meta._meta_outcome.cache_clear()
+
+
+FLOATS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    ("aten.addcdiv.default", ("x", "x", "x"), {"value": "float"}),
+    ("aten.mul.Tensor", ("n", "float"), {}),
+    ("aten.div.Tensor", ("turned", "float"), {}),
+    ("aten.clamp.default", ("n", "float"), {}),
+    ("aten.pow.Scalar", ("float", "n"), {}),
+    ("aten.lerp.Scalar", ("x", "turned", "float"), {}),
+    ("aten.add.Tensor", ("n", "n"), {"alpha": "float"}),  # refused: then nothing is known
+]
+
+
+@pytest.mark.parametrize(("op", "args", "kwargs"), FLOATS, ids=[f"{op}-{len(k)}" for op, _, k in FLOATS])
+def test_floats_of_the_run_are_tried_once(
+    op: str, args: tuple[Any, ...], kwargs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = (3, 4)
+    types = {
+        "x": TensorType.of(F32, shape), "n": TensorType.of(I64, shape),
+        "turned": TensorType.of(F32, shape, (1, 3)), "float": FLOAT,
+    }  # fmt: skip
+    values = {name: Value(name, type_, None) for name, type_ in types.items()}  # type: ignore[arg-type]
+    call = op, tuple(values[a] for a in args), {k: values[v] for k, v in kwargs.items()}
+    found = infer(*call)
+    with monkeypatch.context() as patch:
+        patch.setattr(typing, "is_static_call", lambda *given: is_static_call(*call[1:]))
+        assert infer(*call) == found
+    if "alpha" not in kwargs:
+        asked: list[Any] = []
+        monkeypatch.setattr(typing, "infer_unknown", lambda *given: asked.append(given))
+        assert infer(*call) == found and not asked
