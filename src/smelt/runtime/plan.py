@@ -23,7 +23,7 @@ Every instruction has the same meaning in the native executor (`executable.py`) 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
@@ -523,11 +523,13 @@ class Counts:
     kernels: int = 0
 
     def __add__(self, other: Counts) -> Counts:
-        pairs = zip(astuple(self), astuple(other), strict=True)
-        return Counts(*(a + b for a, b in pairs))
+        return Counts(
+            self.library + other.library, self.dispatcher + other.dispatcher, self.python + other.python,
+            self.kernels + other.kernels,
+        )  # fmt: skip
 
     def __mul__(self, times: int) -> Counts:
-        return Counts(*(count * times for count in astuple(self)))
+        return Counts(self.library * times, self.dispatcher * times, self.python * times, self.kernels * times)
 
 
 def uses_of(instruction: Instruction) -> tuple[int, ...]:
