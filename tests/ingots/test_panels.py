@@ -12,10 +12,13 @@ import torch
 from torch import Tensor, nn
 
 import smelt
+from smelt.package.c.export import export
+from smelt.package.onnx.export import export_onnx
 from smelt.runtime.ingot import held_json
 from smelt.runtime.ingot.late_parameters import LateParameters
 from smelt.runtime.ingot.load import load
 from smelt.runtime.ingot.natives import targets
+from tests.ingots_c.client import Library
 
 
 class Layer(nn.Module):
@@ -155,6 +158,37 @@ def test_gradients_and_text(saved: tuple[Path, Layer, Tensor]) -> None:
     with torch.no_grad():
         torch.testing.assert_close(load(path, allow_native=False)(x), model(x))
     assert load(path).to(torch.float64).q.weight.dtype is torch.float64
+
+
+class Returning(nn.Module):
+    """A weight that products read is a result, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.outer(self.inner(x)), self.inner.weight, self.outer.weight.t()
+
+
+def test_other_forms_of_the_program_have_plain_weights(saved: tuple[Path, Layer, Tensor], tmp_path: Path) -> None:
+    path, model, x = saved
+    runtime = pytest.importorskip("onnxruntime")
+    made = export_onnx(path, tmp_path / "m.onnx")
+    session = runtime.InferenceSession(str(made.path), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {made.inputs[0]: x.numpy()})
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(found), model(x))
+        context = Library(made_c := export(path, tmp_path / "c")).open(made_c.weights).context()
+        assert torch.equal(context.call("forward", x)[0], load(path)(x))
+        returning, x = Returning().eval(), torch.randn(40, 32)
+        smelt.trace(returning, (x,)).save(tmp_path / "r.ingot")
+        loaded = load(tmp_path / "r.ingot")
+        torch.testing.assert_close(loaded(x), returning(x))
+        assert loaded(x)[1] is loaded.inner.weight and loaded.is_native
+        context = Library(made_c := export(tmp_path / "r.ingot", tmp_path / "r")).open(made_c.weights).context()
+        for one, other in zip(context.call("forward", x), loaded(x), strict=True):
+            assert torch.equal(one, other)
 
 
 def test_the_dictionary_of_late_parameters() -> None:

@@ -41,6 +41,7 @@ from smelt.runtime.ingot.held_json import (
 from smelt.runtime.ingot.manifest import Placed
 from smelt.runtime.ingot.size_table import SizeTable
 from smelt.runtime.plan import KernelCode, uses_of
+from smelt.runtime.recipes import Either, OfKind, Same, Spent, StateName, ViewOf
 
 TARGETS: Mapping[str, Isa] = {"avx512": AVX512, "avx2": AVX2, "neon": NEON}
 """What native code is made for."""
@@ -93,7 +94,7 @@ class NativeWriter:
         written = plan_json.write(plan, self._kernel, short_path, is_sized=self.table is not None)
         used = {slot for each in plan.instructions for slot in uses_of(each)} | set(plan.outputs)
         held = [(slot, self._held(slot, tensor)) for slot, tensor in plan.held if slot in used]
-        for _, recipe in held:
+        for recipe in (*(how for _, how in held), *self._returned()):
             self.tensors.panels.note(recipe)
         written["fixed"] = sorted(plan.fixed & used)
         try:
@@ -103,6 +104,16 @@ class NativeWriter:
         baked = sorted({self.numbers(name.kind, name.path) for name in lowered.constants})
         entry = {"kernels": self._rows, "plan": written, "held": held, "outputs": outputs, "baked": baked}
         return entry if self.table is None else entry | {"table": self.table.written()}
+
+    def _returned(self) -> list[FromState]:
+        """The tensors of the state that are results themselves, or views of which are."""
+        found = []
+        for recipe in self.lowered.outputs:
+            inner = recipe.recipe if isinstance(recipe, (OfKind, Spent)) else recipe
+            for one in inner.options if isinstance(inner, Either) else (inner,):
+                if isinstance(one, (Same, ViewOf)) and isinstance(one.source, StateName):
+                    found.append(FromState(self.numbers(one.source.kind, one.source.path)))
+        return found
 
     def _kernel(self, kernel: KernelCode) -> int:
         found = self._used.get(kernel.symbol)

@@ -28,7 +28,8 @@ from smelt.package.names import identifier
 from smelt.package.natives import TARGETS
 from smelt.runtime.ingot.abi import abi
 from smelt.runtime.ingot.contents import Contents, open_file
-from smelt.runtime.ingot.manifest import Manifest, Method, Placed
+from smelt.runtime.ingot.errors import broken
+from smelt.runtime.ingot.manifest import WEIGHTS, Manifest, Method, Placed
 from smelt.runtime.ingot.natives import NativeText, targets
 from smelt.runtime.plan import KernelCode
 
@@ -219,7 +220,10 @@ class _Program:
         return self.contents.state(self.contents.manifest.state[number])
 
     def _placed(self, number: int) -> Placed:
-        return self.contents.manifest.state[number].placed
+        state = self.contents.manifest.state[number]
+        if state.panels is not None:
+            raise broken(WEIGHTS, f"{state.path} is there in panels, and a plan reads it as it lies")
+        return state.placed
 
     def _named(self, number: int) -> tuple[str, Tensor]:
         state = self.contents.manifest.state[number]

@@ -107,14 +107,14 @@ class _Entry:
 
     def tensor(self, number: int) -> torch.Tensor:
         """A tensor of the state."""
-        return self.contents.tensor(self.contents.manifest.state[number].placed)
+        return self.contents.state(self.contents.manifest.state[number])
 
     def weight(self, kind: str, path: str) -> Weight:
         """A tensor of the state, under the first of its names."""
         number, state = self.method.state[kind, path], self.contents.manifest.state
-        placed = state[number].placed
-        first = next(each for each in state if each.placed == placed)
-        return Weight(first.path, self.tensor(number), placed, number in self.method.written)
+        wanted = state[number]
+        first = next(each for each in state if (each.placed, each.panels) == (wanted.placed, wanted.panels))
+        return Weight(first.path, self.tensor(number), wanted.placed, number in self.method.written)
 
 
 def _written(
