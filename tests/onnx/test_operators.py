@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+import smelt
 from smelt.ops.catalogue import CATALOGUE
 from smelt.ops.evaluate import evaluate
 from smelt.ops.record import OpRecord, Sample
 from tests.codegen.test_lower_catalogue import sample_graph
-from tests.onnx.harness import Session, assert_alike, model_of
+from tests.onnx.harness import Session, assert_alike, exported, model_of
 
 _LACKS = ("could not find an implementation", "does not support double")
 
@@ -73,3 +76,20 @@ def test_most_samples_have_a_form() -> None:
     assert len([r for r in CATALOGUE if r.name in REFUSED]) <= 27
     forms = [r for r in CATALOGUE if r.onnx is not None or r.lower is not None]
     assert len(forms) >= len(CATALOGUE) - 8
+
+
+def _of_nan(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (
+        *x.max(1), *x.min(0), x.amax(1), x.min(), x.argmax(1), x.argmin(), *x.sort(-1), *x.sort(-1, descending=True),
+        F.max_pool2d(x[None, None], 2), F.relu(x), F.relu6(x), x.clamp(0, 1), x.sign(), x.any(), x.all(1), x.softmax(1),
+        x.logsumexp(1), torch.maximum(x, x.flip(0)), torch.fmax(x, x.flip(0)), torch.linalg.vector_norm(x, torch.inf, 1),
+        torch.atan2(x, x.flip(1)), x % 2, x // 2, x != x, torch.where(x > 0, x, -x), F.leaky_relu(x), F.elu(x),
+    )  # fmt: skip
+
+
+def test_nan_and_infinity_go_where_they_go_in_eager(tmp_path: Path) -> None:
+    nan, inf = float("nan"), float("inf")
+    x = torch.tensor([[1.0, nan, 3.0, -inf], [2.0, 5.0, -1.0, inf], [nan, nan, -0.0, 1.0]])
+    with torch.no_grad():
+        model = exported(smelt.trace(_of_nan, (x,)), tmp_path)
+        assert_alike(Session(model.path).run({"x0": x}), _of_nan(x))

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,7 +19,7 @@ from smelt.cli.app import app
 from smelt.package.onnx.export import export_onnx
 from tests.ingots.programs import Counter, Tied, cases
 from tests.ingots_c.programs import programs
-from tests.onnx.harness import Session, assert_alike, exported
+from tests.onnx.harness import Session, assert_alike, exported, onnx
 
 
 def _flat(value: Any) -> list[Any]:

@@ -14,7 +14,7 @@ import smelt
 from smelt.ir import parse
 from smelt.ops.evaluate import evaluate
 from tests.control.generate import Generator, inputs
-from tests.onnx.harness import Session, assert_alike, exported, model_of
+from tests.onnx.harness import Session, assert_alike, exported, model_of, onnx
 
 
 def _compare(seed: int) -> None:
@@ -121,6 +121,15 @@ def of_masks(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor, int]:
     return y, picked * 2, picked.numel()
 
 
+def listed(x: Tensor, n: Tensor) -> tuple[list[Tensor], int]:
+    out = [x]
+    for i in range(int(n)):
+        assert x.sum() < 6 + i
+        x = x + 1
+        out.append(x)
+    return out, len(out)
+
+
 def dividing(x: Tensor, n: Tensor) -> tuple[Tensor, int]:
     return torch.arange(4) // n, 12 // int(n)
 
@@ -128,8 +137,9 @@ def dividing(x: Tensor, n: Tensor) -> tuple[Tensor, int]:
 _X = torch.tensor([[0.5, -1.0], [2.0, 0.25], [-0.5, 1.5]])
 _COUNTS = (3, 0, 1, 5)
 PROGRAMS: dict[Callable[..., Any], tuple[int, ...]] = {
-    gathered: (3, 1, 5), gathered_behind_some: _COUNTS, appended_sometimes: _COUNTS, numbers: (9, 0, 30),
-    nested: _COUNTS, swapped: _COUNTS, raised: _COUNTS, written: _COUNTS, of_masks: (0, 1, -9), dividing: (3, -2, 0),
+    gathered: (3, 0, 1, 5), gathered_behind_some: _COUNTS, appended_sometimes: _COUNTS, numbers: (9, 0, 30),
+    nested: _COUNTS, swapped: _COUNTS, raised: _COUNTS, written: _COUNTS, of_masks: (0, 1, -9), listed: (1, 0, 2),
+    dividing: (3, -2, 0),
 }  # fmt: skip
 
 
@@ -167,8 +177,6 @@ def _kinds(graph: Any) -> list[str]:
 
 
 def test_a_list_that_a_loop_fills_is_a_scan_output(tmp_path: Path) -> None:
-    import onnx
-
     with torch.no_grad():
         model = exported(smelt.script(gathered, example_inputs=[(_X, torch.tensor(3))]), tmp_path)
     graph = onnx.load(model.path).graph

@@ -192,11 +192,18 @@ class Model:
             self.refused.append(Refusal(f"the output {name}", None, str(why)))
 
     def _tied(self) -> None:
-        """Every output depends on all checks: its sizes have their sum, which is zero, added."""
+        """Every output depends on all checks: their sum, which is zero, is added to its sizes."""
         writer, check = self.writer, self.writer.checked(self.writer.scope)
         for found, declared in self.outputs:
-            if check is None or found.is_sequence:
+            if check is None:
                 writer.add("Identity", [found.name], [declared.name])
+                continue
+            if found.is_sequence:
+                # One element more at the front, which is taken out again where the sum says.
+                first = writer.constant(0, DType.I64)
+                longer = writer.op("SequenceInsert", found, writer.constant(0, found.dtype), first)
+                at = reshape(writer, check, [])
+                writer.add("SequenceErase", [longer.name, at.name], [declared.name])
                 continue
             sizes = writer.op("Add", writer.op("Shape", found, dtype=DType.I64), check)
             writer.add("Reshape", [found.name, sizes.name], [declared.name], allowzero=1)

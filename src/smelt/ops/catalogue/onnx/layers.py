@@ -11,6 +11,7 @@ from smelt.ir import DType, TensorType, Type, Value
 from smelt.ops.catalogue.onnx.base import (
     Forms,
     cast,
+    compared,
     dtype_of,
     operand,
     permute,
@@ -22,6 +23,7 @@ from smelt.ops.catalogue.onnx.base import (
     squeeze,
     static_size,
     unsqueeze,
+    where,
 )
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.record import Call, NoOnnxForm, OnnxEmitter, OnnxForm, OnnxValue, tensor_type
@@ -97,8 +99,8 @@ def _numbers(given: Any, n: int) -> list[int]:
     return [int(item) for item in (items * n if len(items) == 1 else items)]
 
 
-def _pooled(b: OnnxEmitter, call: Call, kind: str, n: int, **how: Any) -> OnnxValue:
-    x, is_batch = b.value(call["self"]), rank_of(call["self"]) == n + 2
+def _pooled(b: OnnxEmitter, call: Call, x: OnnxValue, kind: str, n: int, **how: Any) -> OnnxValue:
+    is_batch = rank_of(call["self"]) == n + 2
     kernel, pads = _numbers(call["kernel_size"], n), _numbers(call["padding"], n)
     strides = _numbers(call["stride"], n) if call["stride"] else kernel
     found = b.op(
@@ -110,7 +112,15 @@ def _pooled(b: OnnxEmitter, call: Call, kind: str, n: int, **how: Any) -> OnnxVa
 
 def _max_pool(n: int) -> OnnxForm:
     def form(b: OnnxEmitter, call: Call, results: Types) -> OnnxValue:
-        return _pooled(b, call, "MaxPool", n, dilations=_numbers(call["dilation"], n))
+        x, dilations = b.value(call["self"]), _numbers(call["dilation"], n)
+        found = _pooled(b, call, x, "MaxPool", n, dilations=dilations)
+        if not x.dtype.is_floating:
+            return found
+        # Of a window with NaN it is NaN, which runtimes skip.
+        marks = cast(b, b.op("IsNaN", x, dtype=DType.BOOL), x.dtype)
+        marked = _pooled(b, call, marks, "MaxPool", n, dilations=dilations)
+        has_nan = compared(b, "Greater", marked, b.constant(0.0, x.dtype))
+        return where(b, has_nan, b.constant(float("nan"), x.dtype), found)
 
     return form
 
@@ -121,7 +131,9 @@ def _average_pool(n: int) -> OnnxForm:
             raise NoOnnxForm("ONNX divides an average by nothing but the number of elements")
         if call["ceil_mode"] and any(_numbers(call["padding"], n)):
             raise NoOnnxForm("ONNX counts padding otherwise where windows reach beyond it (ceil_mode)")
-        return _pooled(b, call, "AveragePool", n, count_include_pad=int(call["count_include_pad"]))
+        return _pooled(
+            b, call, b.value(call["self"]), "AveragePool", n, count_include_pad=int(call["count_include_pad"])
+        )
 
     return form
 

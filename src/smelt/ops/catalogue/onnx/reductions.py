@@ -47,6 +47,24 @@ def _reduce(kind: str) -> OnnxForm:
     return form
 
 
+def extreme_of(b: OnnxEmitter, kind: str, x: OnnxValue, axes: tuple[int, ...], keep: bool) -> OnnxValue:
+    """The greatest or the smallest along axes; NaN where there is one, which runtimes skip."""
+    found = reduced(b, f"Reduce{kind}", x, axes, keep)
+    if not x.dtype.is_floating or not axes:
+        return found
+    count = reduced(b, "ReduceSum", cast(b, b.op("IsNaN", x, dtype=DType.BOOL), DType.I32), axes, keep)
+    has_nan = compared(b, "Greater", count, b.constant(0, DType.I32))
+    return where(b, has_nan, b.constant(float("nan"), x.dtype), found)
+
+
+def _extreme(kind: str) -> OnnxForm:
+    def form(b: OnnxEmitter, call: Call, results: Types) -> OnnxValue:
+        x = operand(b, call["self"], dtype_of(results))
+        return extreme_of(b, kind, x, _along(call), bool(call.get("keepdim", False)))
+
+    return form
+
+
 def _any_or_all(is_all: bool) -> OnnxForm:
     """By counting, which is right of no elements, too."""
 
@@ -68,7 +86,7 @@ def _extreme_along(kind: str) -> OnnxForm:
         if rank_of(call["self"]) == 0:
             return x, b.constant(0, DType.I64)
         axis = axis_of(call["dim"], rank_of(call["self"]))
-        return reduced(b, f"Reduce{kind}", x, (axis,), keep), _place(b, kind, x, axis, keep)
+        return extreme_of(b, kind, x, (axis,), keep), _place(b, kind, x, axis, keep)
 
     return form
 
@@ -136,7 +154,7 @@ def _norm(order: str) -> OnnxForm:
             return reduced(b, f"ReduceL{int(p)}", x, axes, keep)
         size = b.op("Abs", x)
         if p in (float("inf"), -float("inf")):
-            return reduced(b, "ReduceMax" if p > 0 else "ReduceMin", size, axes, keep)
+            return extreme_of(b, "Max" if p > 0 else "Min", size, axes, keep)
         if p == 0:
             return reduced(b, "ReduceSum", b.op("Abs", b.op("Sign", x)), axes, keep)
         total = reduced(b, "ReduceSum", b.op("Pow", size, b.constant(float(p), x.dtype)), axes, keep)
@@ -235,7 +253,7 @@ FORMS: Forms = {
     "aten.sum.dim_IntList": _reduce("ReduceSum"),
     "aten.mean.dim": _reduce("ReduceMean"),
     "aten.prod.dim_int": _reduce("ReduceProd"),
-    **{f"aten.{name}.default": _reduce(f"Reduce{name[-3:].capitalize()}") for name in ("amax", "amin", "max", "min")},
+    **{f"aten.{name}.default": _extreme(name[-3:].capitalize()) for name in ("amax", "amin", "max", "min")},
     **{f"aten.{name}.dim": _extreme_along(name.capitalize()) for name in ("max", "min")},
     **{f"aten.arg{name}.default": _place_of_all(name.capitalize()) for name in ("max", "min")},
     **{f"aten.any.{form}": _any_or_all(False) for form in ("default", "dim", "dims")},

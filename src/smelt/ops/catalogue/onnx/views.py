@@ -15,6 +15,7 @@ from smelt.ops.catalogue.onnx.base import (
     axes_of,
     axis_of,
     cast,
+    compared,
     dtype_of,
     ints,
     operand,
@@ -293,6 +294,15 @@ def _is_left_out(arg: Any, rank: int) -> bool:
     return rank != 1 and isinstance(arg, Value) and isinstance(arg.type, TensorType) and arg.type.shape == (0,)
 
 
+def _gathered(b: OnnxEmitter, given: Any) -> OnnxValue | None:
+    """The tensors of a list that a loop gathers, one over the other; torch joins none."""
+    stacked = b.stacked(given)
+    if stacked is not None:
+        count = reshape(b, b.op("Shape", stacked, dtype=DType.I64, start=0, end=1), [])
+        b.require(compared(b, "Greater", count, b.constant(0, DType.I64)), "a list that is not empty")
+    return stacked
+
+
 def _cat(b: OnnxEmitter, call: Call, results: Types) -> OnnxValue:
     given, dtype = call["tensors"], dtype_of(results)
     kind = results[0]
@@ -302,7 +312,7 @@ def _cat(b: OnnxEmitter, call: Call, results: Types) -> OnnxValue:
     axis = axis_of(call["dim"], rank)
     if isinstance(given, tuple):
         given = tuple(arg for arg in given if not _is_left_out(arg, rank))
-    stacked = b.stacked(given)
+    stacked = _gathered(b, given)
     if stacked is not None:
         # Of tensors one over the other the first dimension goes before the one along which they are joined.
         order = [*range(1, axis + 1), 0, *range(axis + 1, rank + 1)]
@@ -319,7 +329,7 @@ def _stack(b: OnnxEmitter, call: Call, results: Types) -> OnnxValue:
     if rank is None:
         raise NoOnnxForm("the number of dimensions of its result is not known before the run")
     axis, dtype = axis_of(call["dim"], rank), dtype_of(results)
-    stacked = b.stacked(call["tensors"])
+    stacked = _gathered(b, call["tensors"])
     if stacked is not None:
         return permute(b, stacked, [*range(1, axis + 1), 0, *range(axis + 1, rank)])
     items = b.items(call["tensors"])
