@@ -78,11 +78,14 @@ def test_most_samples_have_a_form() -> None:
     assert len(forms) >= len(CATALOGUE) - 8
 
 
+_INF = float("inf")
+
+
 def _of_nan(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (
         *x.max(1), *x.min(0), x.amax(1), x.min(), x.argmax(1), x.argmin(), *x.sort(-1), *x.sort(-1, descending=True),
         F.max_pool2d(x[None, None], 2), F.relu(x), F.relu6(x), x.clamp(0, 1), x.sign(), x.any(), x.all(1), x.softmax(1),
-        x.logsumexp(1), torch.maximum(x, x.flip(0)), torch.fmax(x, x.flip(0)), torch.linalg.vector_norm(x, torch.inf, 1),
+        x.logsumexp(1), torch.maximum(x, x.flip(0)), torch.fmax(x, x.flip(0)), torch.linalg.vector_norm(x, _INF, 1),
         torch.atan2(x, x.flip(1)), x % 2, x // 2, x != x, torch.where(x > 0, x, -x), F.leaky_relu(x), F.elu(x),
     )  # fmt: skip
 
