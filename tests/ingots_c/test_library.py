@@ -19,6 +19,7 @@ from smelt.runtime import table
 from smelt.runtime.elf import parse_object
 from smelt.runtime.encode import encode
 from smelt.runtime.ingot.natives import targets
+from tests.ingots.test_commands import call
 from tests.ingots_c.client import Failed, Library
 from tests.ingots_c.conftest import Built
 from tests.ingots_c.mutants import mutants
@@ -130,6 +131,24 @@ def test_free_sizes_are_an_entry_point_for_each(tmp_path: Path) -> None:
         program.save(tmp_path / "none.ingot", sizes=[], targets=targets()[:1])
     with pytest.raises(smelt.PackageError, match="has native code for none"):
         export(tmp_path / "none.ingot", tmp_path / "build", target=targets()[0])
+
+
+def test_sizes_of_a_range_are_named_at_export(tmp_path: Path) -> None:
+    """One file, of which each library takes the sizes that it is for, without a compiler of Smelt's."""
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 3)).eval()
+    with torch.no_grad():
+        program = smelt.trace(model, (torch.randn(4, 16),), dynamic_shapes=[{0: smelt.Dim("rows", max=64)}])
+        program.save(tmp_path / "m.ingot", sizes=[{"rows": range(1, 65)}], targets=targets()[:1])
+        code = call("export", tmp_path / "m.ingot", "--out", tmp_path / "cli", "--size", "rows=7", "--size", "rows=64")
+        assert code[0] == 0 and "forward_7(" in code[1] and "forward_64(" in code[1]
+        made = export(tmp_path / "m.ingot", tmp_path / "build", sizes=[{"rows": n} for n in (1, 7, 40)])
+        context, loaded = Library(made).open(made.weights).context(), smelt.load(tmp_path / "m.ingot")
+        for n in (1, 7, 40):
+            given = torch.randn(n, 16)
+            assert torch.equal(context.call(f"forward_{n}", given)[0], loaded(given))
+    for sizes, names in (([], r"rows = 1\.\.64.*single sizes"), ([{"rows": 65}], "rows <= 64")):
+        with pytest.raises(smelt.PackageError, match=names):
+            export(tmp_path / "m.ingot", tmp_path / "none", sizes=sizes)
 
 
 class TestRefused:

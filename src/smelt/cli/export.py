@@ -25,6 +25,10 @@ def export(
             help="The folder of libtorch to link to if an operator needs it; torch: that of the installed package.",
         ),
     ] = "",
+    size: Annotated[
+        list[str] | None,
+        typer.Option("--size", show_default=False, help="Free sizes to make an entry point for: batch=1,tokens=128."),
+    ] = None,
     onnx: Annotated[
         Path | None, typer.Option("--onnx", help="Write an ONNX model to this file instead.", show_default=False)
     ] = None,
@@ -54,18 +58,22 @@ def export(
       smelt export m.ingot --out build
       smelt export m.ingot --target neon --compiler zig
       smelt export m.ingot --libtorch torch
+      smelt export m.ingot --size tokens=128 --size tokens=512
       smelt export m.ingot --onnx model.onnx
     """
     check_is_file(ingot)
     if onnx is not None:
-        if target or name or compiler or libtorch:
-            what = "--target, --name, --compiler and --libtorch"
+        if target or name or compiler or libtorch or size:
+            what = "--target, --name, --compiler, --libtorch and --size"
             raise typer.BadParameter(f"{what} are for C libraries", param_hint="--onnx")
         _export_onnx(ingot, onnx, entry, external_data)
         return
     if entry or external_data is not None:
         raise typer.BadParameter("it is for ONNX models: name one with --onnx", param_hint="--entry, --external-data")
-    made = export_ingot(Path(ingot), out, target=target, name=name, compiler=compiler, libtorch=libtorch)
+    made = export_ingot(
+        Path(ingot), out, target=target, name=name, compiler=compiler, libtorch=libtorch,
+        sizes=[_sizes(each) for each in size or ()],
+    )  # fmt: skip
     typer.echo(f"{made.library}: {made.library.stat().st_size:,} bytes, for {made.target}")
     if made.weights.exists():
         typer.echo(f"{made.weights}: {made.weights.stat().st_size:,} bytes")
@@ -73,6 +81,14 @@ def export(
         typer.echo(f"  {signature}")
     for entry_point, operators in made.needs.items():
         typer.echo(f"  {entry_point} is linked to libtorch for {', '.join(operators)}")
+
+
+def _sizes(text: str) -> dict[str, int]:
+    """batch=1,tokens=128  ==>  {"batch": 1, "tokens": 128}        Raises: typer.BadParameter"""
+    pairs = [part.partition("=") for part in text.split(",")]
+    if not all(name.strip().isidentifier() and number.strip().isdecimal() for name, _, number in pairs):
+        raise typer.BadParameter(f"{text!r} is no list of sizes: write batch=1,tokens=128", param_hint="--size")
+    return {name.strip(): int(number) for name, _, number in pairs}
 
 
 def _export_onnx(ingot: str, path: Path, entry: str, external_data: bool | None) -> None:

@@ -29,6 +29,7 @@ from smelt.package.natives import TARGETS
 from smelt.runtime.ingot.abi import abi
 from smelt.runtime.ingot.contents import Contents, open_file
 from smelt.runtime.ingot.errors import broken
+from smelt.runtime.ingot.free_sizes import FreeSizes, least_of, most_of
 from smelt.runtime.ingot.manifest import WEIGHTS, Manifest, Method, Placed
 from smelt.runtime.ingot.natives import NativeText, targets
 from smelt.runtime.plan import KernelCode
@@ -51,13 +52,15 @@ class Exported:
 
 def export(
     ingot: Path, out: Path, *, target: str = "", name: str = "", compiler: str = "", flags: Sequence[str] = (),
-    libtorch: str = "",
+    libtorch: str = "", sizes: Sequence[Mapping[str, int]] = (),
 ) -> Exported:  # fmt: skip
     """Write an ingot as a C library into a folder.
 
     target: "avx512", "avx2" or "neon"; "": the best that runs here. name: what C names begin with; "": that of the
     file. compiler: a command, or "zig". flags: more for compiling and linking. libtorch: the folder of libtorch, or
-    "torch" for that of the installed package: it is linked if an operator needs it.
+    "torch" for that of the installed package: it is linked if an operator needs it. sizes: of a program with free ones,
+    those to make entry points for, within the ranges that it has native code for; by default the single sizes that it
+    was saved for.
     Raises: PackageError (S0701) for a broken file; (S0704) where it cannot be exported, naming the operators that
     need torch.
     """
@@ -67,7 +70,7 @@ def export(
     if name in _TAKEN or not re.fullmatch("[a-z][a-z0-9_]*", name):
         name = f"program_{name.strip('_')}"
     folder_of_torch = libtorch_folder(libtorch) if libtorch else None
-    program = _Program(contents, target, name, links_torch=folder_of_torch is not None)
+    program = _Program(contents, target, name, links_torch=folder_of_torch is not None, sizes=sizes)
     program.read()
     linked = folder_of_torch if program.needs else None
     tools = toolchain(TARGETS[target].triple.partition("-")[0], compiler)
@@ -106,31 +109,54 @@ def _cannot(why: str, fix: str) -> PackageError:
 class _Point:
     """An entry point of C: of a method, or of one whose sizes are free for some values of these.
 
-    native: by target, the entry that holds its plan.
+    plans: by target, the entry that holds its plan; where a range has several plans, those that may be for these sizes.
     """
 
     name: str
     method: Method
-    native: Mapping[str, str]
+    plans: Sequence[Mapping[str, str]]
     sizes: Mapping[str, int]
 
 
-def _points(name: str, method: Method) -> Iterator[_Point]:
-    """forward  ==>  forward_1_128, forward_8_128        where sizes are free, and there is code for these
+def _points(name: str, method: Method, wanted: Sequence[Mapping[str, int]]) -> Iterator[_Point]:
+    """forward  ==>  forward_1_128, forward_8_128        where sizes are free: those wanted, or those that have plans
 
-    Raises: PackageError (S0704) where there is code for none.
+    Raises: PackageError (S0704) where there is code for none, or the program is not for sizes that are wanted.
     """
-    if method.free is None:
-        yield _Point(name, method, method.native, {})
+    free = method.free
+    if free is None:
+        yield _Point(name, method, (method.native,), {})
         return
-    names = [symbol.name for symbol in method.free.symbols]
-    if not method.free.profiles:
-        raise _cannot(f"the sizes of {name} are free, and it has native code for none", "name some: p.save(sizes=...)")
-    for profile in method.free.profiles:
-        if profile.exact is None:
-            continue
-        label = "_".join(map(str, (name, *profile.exact)))
-        yield _Point(label, method, profile.native, dict(zip(names, profile.exact, strict=True)))
+    names = [symbol.name for symbol in free.symbols]
+    exact = [dict(zip(names, profile.exact, strict=True)) for profile in free.profiles if profile.exact is not None]
+    chosen = [sizes for sizes in wanted if sizes.keys() == set(names)] or exact
+    if not chosen:
+        raise _without_sizes(name, free, names)
+    for sizes in chosen:
+        values = tuple(sizes[each] for each in names)
+        label = "_".join(map(str, (name, *values)))
+        broken_rule = free.refused(sizes)
+        plans = [each.native for each in free.profiles if each.takes(values)]
+        if broken_rule or not plans:
+            raise _cannot(
+                f"{label} would be for sizes that the program is not for: {broken_rule}"
+                if broken_rule
+                else f"the file has no native code for the sizes of {label}",
+                "name other sizes, or save the program for these",
+            )
+        yield _Point(label, method, plans, dict(zip(names, values, strict=True)))
+
+
+def _without_sizes(name: str, free: FreeSizes, names: Sequence[str]) -> PackageError:
+    if not free.profiles:
+        return _cannot(f"the sizes of {name} are free, and it has native code for none", "name some: p.save(sizes=...)")
+    bounds = zip(names, free.profiles[0].sizes, strict=True)
+    ranges = ", ".join(f"{each} = {least_of(n)}..{most_of(n)}" for each, n in bounds)
+    wanted = ",".join(f"{each}=..." for each in names)
+    return _cannot(
+        f"the sizes of {name} are free, and it has native code for {ranges}, where C takes single sizes",
+        f"name some of these: smelt export --size {wanted}",
+    )
 
 
 @dataclass
@@ -141,6 +167,7 @@ class _Program:
     target: str
     name: str
     links_torch: bool = False
+    sizes: Sequence[Mapping[str, int]] = ()
     needs: dict[str, tuple[str, ...]] = field(default_factory=dict)
     tables: list[tuple[Signature, Table]] = field(default_factory=list)
 
@@ -153,7 +180,7 @@ class _Program:
             raise _cannot(
                 f"its native code is of another version of Smelt, {manifest.smelt}", "save the program again with this"
             )
-        points = [point for name, method in manifest.methods.items() for point in _points(name, method)]
+        points = [point for name, method in manifest.methods.items() for point in _points(name, method, self.sizes)]
         texts = {point.name: self._text(point) for point in points}
         self._check_operators(texts)
         written = {number for method in manifest.methods.values() for number in method.written}
@@ -167,14 +194,18 @@ class _Program:
         self.file = self.weights.written_file()
 
     def _text(self, point: _Point) -> NativeText:
-        entry, method = point.native.get(self.target), point.method
-        if entry is None:
-            why = method.why_not_native.get(self.target, f"the file was saved without {self.target}")
-            raise _cannot(
-                f"{point.name} has no native code for {self.target}: {why}", "save the program for this target"
-            )
-        kernels = self.contents.entry(self.contents.manifest.kernels[self.target])
-        return NativeText.read(self.contents.json(entry), kernels, method, len(self.contents.manifest.state))
+        method, manifest = point.method, self.contents.manifest
+        for plans in point.plans:
+            entry = plans.get(self.target)
+            if entry is None:
+                continue
+            kernels = self.contents.entry(manifest.kernels[self.target])
+            text = NativeText.read(self.contents.json(entry), kernels, method, len(manifest.state))
+            found = text.at(point.sizes)
+            if found is not None:
+                return found
+        why = method.why_not_native.get(self.target, f"the file was saved without {self.target}, or for other sizes")
+        raise _cannot(f"{point.name} has no native code for {self.target}: {why}", "save the program for this target")
 
     def _check_operators(self, texts: dict[str, NativeText]) -> None:
         needed = {name: needs_library(text.plan) for name, text in texts.items()}

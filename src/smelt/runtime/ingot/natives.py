@@ -9,7 +9,7 @@ and code is loaded only where its digest, its kind of machine and its bounds fit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Protocol
@@ -101,6 +101,16 @@ class NativeText:
         recipes = tuple(recipe_json.read(each, len(method.places), results) for each in outputs.items())
         without = plan_json.read(plan, objects, _Refuse, 0 if table is None else len(table.columns))
         return NativeText(without, objects, found, recipes, baked.ints(0, nstate - 1), table)
+
+    def at(self, sizes: Mapping[str, int]) -> NativeText | None:
+        """The same for these sizes alone; None where it is for others."""
+        values = tuple(sizes.values())
+        if self.table is None:
+            return self
+        if not self.table.holds(*values):
+            return None
+        plan = SizedPlan(tuple(sizes), (), self.plan, self.table.words, self.table.holds)
+        return replace(self, plan=plan.at(values), table=None)
 
 
 def _kernel(part: Part, code: memoryview) -> KernelCode:
