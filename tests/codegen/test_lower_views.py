@@ -132,6 +132,14 @@ graph f(%x: f32[2, 3]) -> f32[2, 3] {
     assert plan.report.counts == {"static": 1, "library": 1}
 
 
+def test_what_follows_from_state_by_a_long_chain_is_a_constant() -> None:
+    """As the steps of an unrolled loop do: it is longer than Python's stack is deep."""
+    chain = "".join(f"  %{i + 1}: f32[2] = aten.neg.default(%{i})\n" for i in range(600))
+    text = f'graph f() -> f32[2] {{\n  %0: f32[2] = param("w")\n{chain}  return %600\n}}'
+    plan = check(text, [], {"w": torch.randn(2)})
+    assert [name.path for name in plan.constants] == ["w"]
+
+
 def test_views_that_strides_cannot_tell() -> None:
     text = """\
 graph f(%x: f32[2, 4]) -> i32[2, 4], c64[2, 2], i32[2, 4] {

@@ -91,18 +91,17 @@ class Statics:
 
     def sources(self, value: Value) -> frozenset[StateName]:
         """The state that a static value depends on."""
-        found = self._sources.get(value)
-        if found is None:
-            node = value.node
-            assert node is not None
-            if node.op in STATE_OPS:
-                found = frozenset((state_name(node),))
-            elif node.op in TYPE_ONLY:
-                found = frozenset()
-            else:
-                found = frozenset(s for v in node.operands() for s in self.sources(v))
-            self._sources[value] = found
-        return found
+        if value not in self._sources:
+            assert value.node is not None
+            # Not by recursion: an unrolled loop is a chain longer than Python's stack is deep.
+            for node in needed(value.node, self._sources):
+                found: frozenset[StateName] = frozenset()
+                if node.op in STATE_OPS:
+                    found = frozenset((state_name(node),))
+                elif node.op not in TYPE_ONLY:
+                    found = found.union(*(self._sources[operand] for operand in node.operands()))
+                self._sources.update(dict.fromkeys(node.results, found))
+        return self._sources[value]
 
     def bake(self, value: Value) -> torch.Tensor:
         """The tensor of a static value, whose sources must stay as they are from now on."""
