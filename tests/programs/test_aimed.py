@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from smelt.capture.staging import control
+from smelt.passes import unroll
 from tests.programs.aimed import FAMILIES
 from tests.programs.judge import OPTIONS, ORDERS, OWN, judge
 from tests.programs.objects import objects
@@ -39,6 +41,20 @@ def test_aimed_programs(family: str, seeds: range, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_many_aimed_programs(family: str, part: int, tmp_path: Path) -> None:
     _check(family, range(7_000_000 + 100 * part, 7_000_100 + 100 * part), 0, tmp_path, is_strict=False)
+
+
+@pytest.mark.parametrize("seeds", [(4_101_098,), pytest.param(range(4_100_000, 4_100_100), marks=pytest.mark.nightly)])
+def test_gradients_of_what_loops_gather(seeds: Sequence[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops of few iterations are, and stay, loops of the graph here: as long ones are, in a fraction of their time."""
+    for name, number in (("SHORT", 2), ("LONG", 4), ("LARGE", 8)):
+        monkeypatch.setattr(control, name, number)
+    for name in ("MOST_GROWING", "MOST", "_MOST_ASIDE"):
+        monkeypatch.setattr(unroll, name, 0)
+    for seed in seeds:
+        path = tmp_path / f"program_{seed}.py"
+        path.write_text(FAMILIES["gathers"](seed, (3, 5, 7)[seed % 3]).text)
+        verdict = judge(path, ("train",), (OPTIONS, OWN)[seed % 2], ((0, 0, 1, 2),))
+        assert not verdict.difference, f"{verdict.difference}\n{path.read_text()}"
 
 
 def test_objects_differ_by_who_is_whom() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from tests.programs.aimed.answers import answers
 from tests.programs.aimed.blocks import blocks
+from tests.programs.aimed.gathers import gathers
 from tests.programs.aimed.given import given
 from tests.programs.aimed.held import held
 from tests.programs.aimed.lengths import lengths
@@ -25,5 +26,5 @@ from tests.programs.generate import Generated
 FAMILIES: dict[str, Callable[[int, int], Generated]] = {
     "unset": unset, "held": held, "lengths": lengths, "numbers": numbers, "overlaps": overlaps, "views": views,
     "raises": raises, "given": given, "slots": slots, "blocks": blocks, "outside": outside, "answers": answers,
-    "nested": nested,
+    "nested": nested, "gathers": gathers,
 }  # fmt: skip
