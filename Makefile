@@ -8,7 +8,7 @@ STAMP := $(VENV)/.smelt-installed
 # First of all, and by its number: what the newest release drags along for GPUs is gigabytes.
 TORCH ?= torch==2.13.0
 
-.PHONY: run test lint types layers unit nightly mutants neon bench matrix browser page docs clean
+.PHONY: run test lint types layers unit fuzzer suite nightly mutants neon bench matrix browser page docs clean
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -20,7 +20,10 @@ $(STAMP): pyproject.toml
 run: $(STAMP)
 	$(BIN)/smelt demo
 
-test: lint types layers unit
+# The checks that keep one processor busy go two at a time, then all other tests.
+test: $(STAMP)
+	$(MAKE) -j 2 types fuzzer lint layers
+	$(MAKE) suite
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests examples
@@ -32,13 +35,17 @@ types: $(STAMP)
 layers: $(STAMP)
 	$(BIN)/lint-imports --no-cache
 
-# The mutation fuzzer changes whatever a program can reach: in processes of its own, so that it meets nothing of others.
+# The mutation fuzzer changes whatever a program can reach: in a process of its own, so that it meets nothing of others.
 FUZZER := tests/guards/test_fuzzer.py
 # tests/README.md: which folder tests what, and what is left to `make nightly`.
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal --durations 10
 
-unit: $(STAMP)
-	$(PYTEST) -m "not nightly" $(FUZZER)
+unit: fuzzer suite
+
+fuzzer: $(STAMP)
+	$(BIN)/pytest -p no:xdist -m "not nightly" $(FUZZER)
+
+suite: $(STAMP)
 	$(PYTEST) -m "not nightly" --ignore=$(FUZZER)
 
 nightly: $(STAMP)

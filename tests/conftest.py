@@ -26,6 +26,7 @@ gc.disable()
 import torch  # noqa: E402
 
 from smelt.compiler import kept_plans, ledger, worth  # noqa: E402
+from smelt.diag import idle_memory  # noqa: E402
 
 # For each seed torch writes down the stack once for each kind of device that is not there; nobody reads it, and many
 # tests seed thousands of times.
@@ -35,6 +36,9 @@ for _devices in (torch.cuda, torch.xpu, torch.mtia):
 # What is compiled stays so, and all is built that is asked for, however long it takes: no test depends on the time of
 # a run. Objects that modules of tests make when they are imported are meant, too.
 _is_adaptive, ledger.is_adaptive = ledger.is_adaptive, lambda options: False
+
+# Memory that a build leaves is what the next test builds with: taken back, it would be asked for again at once.
+idle_memory.MUCH_NBYTES = 2**62  # type: ignore[misc]
 
 settings.register_profile("suite", derandomize=True)
 if not os.environ.get("SMELT_RANDOM"):

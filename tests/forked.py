@@ -78,9 +78,19 @@ class Forks:
 
 
 @functools.cache
+def light_forks() -> Forks:
+    """Processes that have imported torch and `import smelt` alone: those who load a program import no more of it."""
+    made = Forks("import torch, smelt")
+    atexit.register(made.close)
+    return made
+
+
+@functools.cache
 def smelt_forks() -> Forks:
-    """Processes that have imported smelt and done nothing with it. One server serves all tests of this process."""
+    """Processes that have imported torch and all of smelt, and run nothing. One server serves all tests here."""
     root = str(Path(__file__).resolve().parents[1])
-    made = Forks(f"import sys; sys.path.insert(0, {root!r}); import smelt")
+    # smelt looks up its names when they are first used: each process would import the compiler for itself.
+    head = "import torch, smelt; smelt.compile, smelt.script, smelt.load"
+    made = Forks(f"import sys; sys.path.insert(0, {root!r}); {head}")
     atexit.register(made.close)
     return made

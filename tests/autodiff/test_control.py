@@ -183,10 +183,13 @@ def _stacked(graph: Graph) -> list[int]:
     return [sizes[0] for sizes in empty if isinstance(sizes, tuple) and len(sizes) > 1 and isinstance(sizes[0], int)]
 
 
+LISTED = 26  # iterations that are one loop of the graph, and not many more
+
+
 def listed(read: Callable[[list[Tensor]], Tensor], element: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     def program(x: Tensor, w: Tensor) -> Tensor:
         h, found = x[:, :4], []
-        for i in range(40):
+        for i in range(LISTED):
             h = torch.tanh(h @ w[:4] + i * 0.01)
             found.append(element(h))
         return read(found)
@@ -210,7 +213,7 @@ def neighbours(found: list[Tensor]) -> Tensor:
 
 READS: dict[str, Callable[[list[Tensor]], Tensor]] = {
     "stack": lambda found: torch.stack(found).square().sum(),
-    "stacked last": lambda found: (torch.stack(found, -1) * torch.arange(40)).sum(),
+    "stacked last": lambda found: (torch.stack(found, -1) * torch.arange(LISTED)).sum(),
     "one": lambda found: found[-1].sum() + found[3].sum() * found[7].sum(),
     "summed": summed,
     "neighbours": neighbours,

@@ -20,7 +20,11 @@ def test_there_are_examples() -> None:
 @pytest.fixture(scope="module")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
     cache = tmp_path_factory.mktemp("cache")
-    made = Forks("import smelt", ("-W", "error::UserWarning"), {"SMELT_CACHE_DIR": str(cache), "ROUNDS": "1"})
+    made = Forks(
+        "import torch, smelt; smelt.compile",
+        ("-W", "error::UserWarning"),
+        {"SMELT_CACHE_DIR": str(cache), "ROUNDS": "1"},
+    )
     yield made
     made.close()
 

@@ -32,7 +32,8 @@ def _run(copy: Path, *command: str) -> str:
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sources and the tests that the page names, with the page's four insertions."""
     made = tmp_path_factory.mktemp("sources")
-    ignored = shutil.ignore_patterns("__pycache__")
+    # Bytecode comes along, which is of these very files; what another process is just writing does not.
+    ignored = shutil.ignore_patterns("*.pyc.*")
     for folder in ("src", "tests"):
         shutil.copytree(ROOT / folder, made / folder, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", made)

@@ -77,10 +77,10 @@ def _is_code(text: str) -> bool:
 
 def messages(source: str) -> Iterator[tuple[int, str]]:
     """Each string of a module that may be a sentence, with its line: neither a docstring nor code."""
-    tree = ast.parse(source)
-    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    inner |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(ast.parse(source)))
+    inner = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    inner |= {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         text = _text_of(node)
         if text is None or id(node) in inner or " " not in text or not re.search("[A-Za-z]", text):
             continue

@@ -6,8 +6,6 @@ import copy
 import io
 import json
 import pickle
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import smelt
 from smelt.runtime.ingot.load import load
 from smelt.runtime.ingot.manifest import FORMAT
 from smelt.runtime.ingot.tensors import raw
+from tests.forked import light_forks
 from tests.ingots.programs import Counter, Mlp, Pair, Tied, accumulate, branches, cases, collatz, looked_up
 
 ELSEWHERE = """
@@ -47,7 +46,7 @@ def elsewhere(tmp_path: Path, saved: dict[str, tuple[Path, list[Any]]]) -> dict[
     """What a process without the source gives for the calls; it must not reach for the compiler."""
     given, got = tmp_path / "calls.pickle", tmp_path / "got.pickle"
     given.write_bytes(pickle.dumps({name: (str(path), calls) for name, (path, calls) in saved.items()}))
-    subprocess.run([sys.executable, "-c", ELSEWHERE, given, got], check=True, cwd=tmp_path)
+    light_forks().run(f"import sys; sys.argv = {['', str(given), str(got)]!r}\n{ELSEWHERE}", tmp_path)
     loaded, bad = pickle.loads(got.read_bytes())
     assert bad == []
     return dict(loaded)
@@ -121,8 +120,7 @@ class TestFreshProcess:
 
     def test_a_fresh_import_is_light(self) -> None:
         code = "import torch, sys; import smelt; print([m for m in sys.modules if m.startswith('smelt')])"
-        out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-        assert len(eval(out)) < 20
+        assert len(eval(light_forks().run(code))) < 20
 
 
 class TestFile:
@@ -178,7 +176,7 @@ class TestFile:
         smelt.trace(Mlp().eval(), (torch.randn(3, 16),)).save(path, targets=[])
         before = path.read_bytes()
         code = """if True:
-            import os, sys
+            import os
             import smelt
             def killed(*args):
                 os.kill(os.getpid(), 9)
@@ -187,7 +185,8 @@ class TestFile:
             os.replace = killed  # all is written by then, and nothing has its name
             loaded.save(sys.argv[1])
         """
-        assert subprocess.run([sys.executable, "-c", code, path], cwd=tmp_path).returncode == -9
+        with pytest.raises(AssertionError, match=r"^9: "):
+            light_forks().run(code.replace("sys.argv[1]", repr(str(path))))
         assert path.read_bytes() == before
         assert smelt.load(path).save(path) is None and path.read_bytes() == before
 

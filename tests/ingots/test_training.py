@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,13 @@ from torch import Tensor, nn
 
 import smelt
 from smelt.runtime.ingot.load import load
+from tests.forked import light_forks
 
 ELSEWHERE = """
-import io, pickle, sys
+import io, pickle, sys, warnings
 import torch
 import smelt
+warnings.simplefilter("error")
 given = pickle.load(open(sys.argv[1], "rb"))
 got = {}
 for name, (path, batches) in given.items():
@@ -90,7 +90,7 @@ def test_a_step_goes_on_elsewhere(tmp_path: Path) -> None:
         wanted[kind] = losses, dict(model.state_dict(prefix="model.")), moments, grads
     calls, results = tmp_path / "given.pickle", tmp_path / "got.pickle"
     calls.write_bytes(pickle.dumps(given))
-    subprocess.run([sys.executable, "-W", "error", "-c", ELSEWHERE, calls, results], check=True, cwd=tmp_path)
+    light_forks().run(f"import sys; sys.argv = {['', str(calls), str(results)]!r}\n{ELSEWHERE}", tmp_path)
     got, bad = pickle.loads(results.read_bytes())
     assert bad == []
     for kind, (losses, weights, moments, grads) in wanted.items():

@@ -180,14 +180,14 @@ def test_all_private_python_names_missing_at_once(monkeypatch: pytest.MonkeyPatc
 
 def private_names(source: str) -> set[str]:
     """The private names of torch that a module imports or reaches from what it imports."""
-    tree, known, found = ast.parse(source), {"torch": "torch"}, set()
-    for node in ast.walk(tree):
+    nodes, known, found = list(ast.walk(ast.parse(source))), {"torch": "torch"}, set()
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
             known |= {name.asname or name.name: f"{node.module}.{name.name}" for name in node.names}
         elif isinstance(node, ast.Import):
             known |= {name.asname: name.name for name in node.names if name.asname and name.name.startswith("torch")}
             found |= {name.name for name in node.names if name.name.startswith("torch.")}
-    for node in ast.walk(tree):
+    for node in nodes:
         path, at = "", node
         while isinstance(at, ast.Attribute):
             path, at = f".{at.attr}{path}", at.value
