@@ -29,6 +29,7 @@ CHECKED_NBYTES = 32 << 20
 
 
 _POPULATE_READ = 22  # of Linux 5.14; Python has no name for it before 3.14
+_NEAR = 1 << 16  # what lies between is read with what is asked for
 
 Again: TypeAlias = Callable[[int, int], bytearray]
 """From where, how many bytes: the file's, as they were at first."""
@@ -113,13 +114,17 @@ class Contents:
         if not isinstance(mapped, mmap.mmap) or sys.platform != "linux":
             return
         base = torch.frombuffer(self._archive.data, dtype=torch.uint8).data_ptr()
-        end = 0
+        spans: list[list[int]] = []
         for start, stop in sorted((t.data_ptr() - base, t.data_ptr() - base + t.nbytes) for t in tensors):
-            first = max(start, end) // mmap.PAGESIZE * mmap.PAGESIZE
-            if 0 <= first < stop <= len(mapped):
-                end = stop
-                with suppress(OSError):
-                    mapped.madvise(advice, first, stop - first)
+            if not 0 <= start < stop <= len(mapped):
+                continue
+            if spans and start - spans[-1][1] <= _NEAR:
+                spans[-1][1] = max(spans[-1][1], stop)
+            else:
+                spans.append([start // mmap.PAGESIZE * mmap.PAGESIZE, stop])
+        for start, stop in spans:
+            with suppress(OSError):
+                mapped.madvise(advice, start, stop - start)
 
     def whole(self, stored: str) -> torch.Tensor:
         """The bytes of a stored tensor."""

@@ -19,16 +19,16 @@ import torch
 from smelt._torch.busy import recordings
 from smelt.diag import CaptureError, Miss, SmeltError, SmeltWarning, user_level
 from smelt.diag.collector import full_collections_later
+from smelt.runtime import ingot
 from smelt.runtime.elf import MACHINE_X86_64
-from smelt.runtime.executable import Executable
 from smelt.runtime.ingot import structure as structures
-from smelt.runtime.ingot.abi import abi
 from smelt.runtime.ingot.free_sizes import Bounds, Sizes
 from smelt.runtime.ingot.manifest import Method
-from smelt.runtime.ingot.natives import CannotRun, Native, NativeText, Refused, targets, uses_library
 from smelt.runtime.loader import host_machine
 
 if TYPE_CHECKING:
+    from smelt.runtime.executable import Executable
+    from smelt.runtime.ingot.natives import Native, Refused
     from smelt.runtime.ingot.program import LoadedProgram
 
 _FROM_TEXT = "smelt.compiler.from_text"
@@ -99,7 +99,7 @@ class EntryPoint:
         generator = torch.get_rng_state() if self.method.draws else None
         try:
             return native.run(inputs, self._lookup)
-        except Refused as refused:
+        except ingot.natives.Refused as refused:
             if not native.is_clean(refused):
                 raise self._torn(refused) from None
         except Miss as miss:
@@ -176,7 +176,7 @@ class EntryPoint:
         if free is None:
             return [0]
         exact = [i for i, each in enumerate(free.profiles) if each.native and each.exact == sizes]
-        here = set(targets())
+        here = set(ingot.natives.targets())
         return exact + [
             i for i, each in enumerate(free.profiles)
             if each.exact is None and each.takes(sizes) and here & each.native.keys()
@@ -191,7 +191,7 @@ class EntryPoint:
     @property
     def is_native(self) -> bool:
         """Whether it runs natively here; with free sizes, at those that the file has native code for."""
-        here = set(targets())
+        here = set(ingot.natives.targets())
         wanted = [i for i, plans in enumerate(self._plans) if self.method.free is None or here & plans.keys()]
         if not wanted and self._is_native and any(self._plans):
             wanted = [next(i for i, plans in enumerate(self._plans) if plans)]
@@ -217,7 +217,7 @@ class EntryPoint:
             try:
                 with full_collections_later():
                     native = self._built(number)
-            except CannotRun as why:
+            except ingot.natives.CannotRun as why:
                 self._natives, self._is_native, self.why_not = {}, False, str(why)
                 text = f"{self.name}: the file's native code is not used, its graph is compiled here: {why}"
                 warnings.warn(text, SmeltWarning, stacklevel=user_level())
@@ -233,24 +233,28 @@ class EntryPoint:
         """Raises: CannotRun; PackageError (S0701)."""
         contents, manifest, method = self._program._contents, self._program.manifest, self.method
         if method.folded and not self._program.folded_is_as_saved():
-            raise CannotRun("weights that are folded into the file's native code have changed since it was saved")
-        if manifest.abi != abi():
-            raise CannotRun(f"its native code is of another version of Smelt, {manifest.smelt}")
+            raise ingot.natives.CannotRun(
+                "weights that are folded into the file's native code have changed since it was saved"
+            )
+        if manifest.abi != ingot.abi.abi():
+            raise ingot.natives.CannotRun(f"its native code is of another version of Smelt, {manifest.smelt}")
         plans = self._plans[number]
-        target = next((name for name in targets() if name in plans and name in manifest.kernels), None)
+        target = next((name for name in ingot.natives.targets() if name in plans and name in manifest.kernels), None)
         if target is None:
-            whys = [method.why_not_native[name] for name in targets() if name in method.why_not_native]
-            raise CannotRun(whys[0] if whys else f"the file has native code for {_listed(plans)} only")
+            whys = [method.why_not_native[name] for name in ingot.natives.targets() if name in method.why_not_native]
+            raise ingot.natives.CannotRun(whys[0] if whys else f"the file has native code for {_listed(plans)} only")
         executor = manifest.executors.get("x86_64" if host_machine() == MACHINE_X86_64 else "aarch64")
         if executor is None:
-            raise CannotRun("the file has no executor for this kind of machine")
+            raise ingot.natives.CannotRun("the file has no executor for this kind of machine")
         self._check_state()
-        text = NativeText.read(
+        text = ingot.natives.NativeText.read(
             contents.json(plans[target]), contents.entry(manifest.kernels[target]), method, len(manifest.state)
         )  # fmt: skip
-        if manifest.torch != torch.__version__ and uses_library(text.plan):
-            raise CannotRun(f"it calls functions of torch {manifest.torch}, and this is {torch.__version__}")
-        return Native(
+        if manifest.torch != torch.__version__ and ingot.natives.uses_library(text.plan):
+            raise ingot.natives.CannotRun(
+                f"it calls functions of torch {manifest.torch}, and this is {torch.__version__}"
+            )
+        return ingot.natives.Native(
             contents, method, text, bytes(contents.entry(executor)), self._program, torch.get_num_threads()
         )  # fmt: skip
 
@@ -262,7 +266,7 @@ class EntryPoint:
             state = self._program.manifest.state[number]
             found = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device.type)
             if found != (state.placed.dtype, state.placed.sizes, state.placed.strides, "cpu"):
-                raise CannotRun(f"{state.path} has another type, layout or device than it was saved with")
+                raise ingot.natives.CannotRun(f"{state.path} has another type, layout or device than it was saved with")
 
     @property
     def executable(self) -> Executable | None:
