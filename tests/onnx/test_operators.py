@@ -96,3 +96,45 @@ def test_nan_and_infinity_go_where_they_go_in_eager(tmp_path: Path) -> None:
     with torch.no_grad():
         model = exported(smelt.trace(_of_nan, (x,)), tmp_path)
         assert_alike(Session(model.path).run({"x0": x}), _of_nan(x))
+
+
+def _of_images(x: torch.Tensor, weight: torch.Tensor, grid: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """x f32[2, 4, 6, 6], weight f32[4, 4, 3, 3], grid f32[2, 3, 5, 2]."""
+    rows = x.flatten(2)
+    return (
+        F.pad(x.transpose(1, 3), (1, 2, 0, 1)).transpose(1, 3), F.pad(x, (1, 1, 2, 0), mode="reflect"),
+        F.unfold(x, (2, 3), padding=1, stride=2), F.pixel_shuffle(x, 2), F.interpolate(x, scale_factor=2.0),
+        F.interpolate(x, size=(9, 4), mode="bilinear"), F.interpolate(x, size=(8, 8), mode="bicubic"),
+        F.interpolate(x, size=(9, 9), mode="bilinear", align_corners=True), F.grid_sample(x, grid, align_corners=False),
+        F.batch_norm(x, None, None, training=True), F.instance_norm(x), F.glu(x, 1), F.max_pool1d(rows, 3, 2),
+        F.avg_pool2d(x, 3, 2, 1), F.adaptive_avg_pool2d(x, (3, 4)), F.adaptive_avg_pool1d(rows, 5),
+        F.conv_transpose2d(x, weight, stride=2, padding=1, output_padding=1), F.conv1d(rows, weight[:, :, 0], groups=1),
+        F.conv3d(x[:, None], weight[:, :1, None]), F.group_norm(x, 2), F.max_pool2d(x[0], 2, ceil_mode=True),
+        torch._weight_norm(weight, weight[:, :1, :1, :1] + 2, 0),
+    )  # fmt: skip
+
+
+def _of_rows(x: torch.Tensor, times: torch.Tensor, limits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """x f32[3, 4], times i64[3], limits f32[5], in order."""
+    where = x > 0
+    return (
+        x.repeat_interleave(times, 0), torch.repeat_interleave(times), x.repeat_interleave(2, 1), x.diff(),
+        torch.bucketize(x, limits), torch.bucketize(x, limits, right=True), torch.searchsorted(limits, x),
+        torch.histc(x, 6, -2, 2), x.scatter_reduce(1, times.expand(3, 3) % 4, x[:, :3], "amax"),
+        x.index_fill(1, times[:2], 7.0), x.masked_scatter(where, x.flip(0)), x[where], x[times % 3, :2],
+        x[:, times % 4],
+        x.logsumexp(0), x.std(1), x.var(), x.cumsum(1), torch.outer(x[0], x[1]), x.roll(1, 0), x.tril(),
+        x.movedim(0, 1), x.unflatten(1, (2, 2)), torch.einsum("ij,kj->ik", x, x), x.norm(dim=1, p=3),
+        F.cross_entropy(x, times), F.nll_loss(x, times, reduction="none"), F.one_hot(times, 5), x.unfold(1, 2, 1),
+        torch.stack([x, x + 1], 1), x.argsort(1), (times << 2) + (times >> 1), times // 2 + times % 2, ~times & 3,
+    )  # fmt: skip
+
+
+def test_operators_and_functions_that_are_several(tmp_path: Path) -> None:
+    torch.manual_seed(6)
+    images = torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3), torch.rand(2, 3, 5, 2) * 2 - 1
+    rows = torch.randn(3, 4), torch.tensor([2, 0, 3]), torch.tensor([-1.5, -0.5, 0.0, 0.5, 1.0])
+    with torch.no_grad():
+        for program, given in ((_of_images, images), (_of_rows, rows)):
+            model = exported(smelt.trace(program, given), tmp_path)
+            assert_alike(Session(model.path).run(dict(zip(model.inputs, given, strict=True))), program(*given))

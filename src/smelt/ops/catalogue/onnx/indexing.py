@@ -10,9 +10,11 @@ from smelt.ops.catalogue.onnx.base import (
     Forms,
     axis_of,
     cast,
+    compared,
     dtype_of,
     operand,
     permute,
+    promoted,
     rank_of,
     reshape,
     sizes_of,
@@ -232,6 +234,22 @@ def _masked_scatter(b: OnnxEmitter, call: Call, results: Types) -> OnnxValue:
     return reshape(b, b.op("ScatterND", reshape(b, x, [-1]), places, src), sizes)
 
 
+def _bucketize(numbers: str, boundaries: str) -> OnnxForm:
+    """How many boundaries a number is behind; NaN is behind all."""
+
+    def form(b: OnnxEmitter, call: Call, results: Types) -> OnnxValue:
+        dtype = promoted(call[numbers], call[boundaries])
+        if call.get("sorter") is not None or call.get("side") is not None or rank_of(call[boundaries]) != 1:
+            raise NoOnnxForm("only boundaries of one dimension, sorted as they are, have a form")
+        limits = operand(b, call[boundaries], dtype)
+        x = unsqueeze(b, operand(b, call[numbers], dtype), rank_of(call[numbers]))
+        ahead = compared(b, "Greater" if call["right"] else "GreaterOrEqual", limits, x)
+        count = b.op("ReduceSum", cast(b, b.op("Not", ahead), DType.I64), b.constant([-1], DType.I64), keepdims=0)
+        return cast(b, count, dtype_of(results))
+
+    return form
+
+
 def _one_hot(b: OnnxEmitter, call: Call, results: Types) -> OnnxValue:
     kind = results[0]
     classes = kind.shape[-1] if isinstance(kind, TensorType) and kind.shape else None
@@ -258,5 +276,7 @@ FORMS: Forms = {
     "aten.where.default": _nonzero_apart("condition"),
     "aten.masked_select.default": _masked_select,
     "aten.masked_scatter.default": _masked_scatter,
+    "aten.bucketize.Tensor": _bucketize("self", "boundaries"),
+    "aten.searchsorted.Tensor": _bucketize("self", "sorted_sequence"),
     "aten.one_hot.default": _one_hot,
 }

@@ -58,6 +58,8 @@ def _rms_norm(b: OnnxEmitter, call: Call, results: Types) -> OnnxValue:
 
 
 def _batch_norm(b: OnnxEmitter, call: Call, results: Types) -> OnnxValue:
+    if call["training"] is True and call["running_mean"] is None:
+        return _own_batch_norm(b, call)
     if call["training"] is not False or call["running_mean"] is None:
         raise NoOnnxForm("in training it takes means of the batch; put the module in evaluation mode (eval())")
     x, channels = b.value(call["input"]), static_size(call["running_mean"], 0)
@@ -65,6 +67,19 @@ def _batch_norm(b: OnnxEmitter, call: Call, results: Types) -> OnnxValue:
     given = [call["weight"], call["bias"], call["running_mean"], call["running_var"]]
     parts = [operand(b, g, x.dtype) if g is not None else plain[i] for i, g in enumerate(given)]
     return b.op("BatchNormalization", x, *parts, epsilon=float(call["eps"]))
+
+
+def _own_batch_norm(b: OnnxEmitter, call: Call) -> OnnxValue:
+    """By the batch's own mean and variance, of which nothing is kept."""
+    x, rank = b.value(call["input"]), rank_of(call["input"])
+    axes = tuple(axis for axis in range(rank) if axis != 1)
+    apart = b.op("Sub", x, reduced(b, "ReduceMean", x, axes, True))
+    spread = reduced(b, "ReduceMean", b.op("Mul", apart, apart), axes, True)
+    found = b.op("Div", apart, b.op("Sqrt", b.op("Add", spread, b.constant(float(call["eps"]), x.dtype))))
+    for name, kind in (("weight", "Mul"), ("bias", "Add")):
+        if call[name] is not None:
+            found = b.op(kind, found, unsqueeze(b, operand(b, call[name], x.dtype), *range(1, rank - 1)))
+    return found
 
 
 def _instance_norm(b: OnnxEmitter, call: Call, results: Types) -> OnnxValue:
@@ -204,7 +219,7 @@ def _columns(b: OnnxEmitter, call: Call, results: Types) -> OnnxValue:
     if rank_of(x) != 4:
         raise NoOnnxForm("windows of one image alone have no form")
     channels, rows, columns = (static_size(x, i) for i in (1, 2, 3))
-    padded = b.op("Pad", x, b.constant([*pads, *pads], DType.I64), None, b.constant([2, 3], DType.I64), mode="constant")
+    padded = b.op("Pad", x, b.constant([0, 0, *pads, 0, 0, *pads], DType.I64), mode="constant")
     rows, columns = rows + 2 * pads[0], columns + 2 * pads[1]
     places = torch.arange(float(rows * columns)).reshape(1, 1, rows, columns)
     table = torch.nn.functional.unfold(places, kernel, gaps, 0, steps)[0].long()

@@ -282,6 +282,32 @@ def _repeat_interleave(b: OnnxEmitter, call: Call, results: Types) -> OnnxValue:
     return reshaped(b, b.op("Tile", unsqueeze(b, x, axis + 1), ints(b, repeats)), results[0])
 
 
+def _repeated_numbers(b: OnnxEmitter, repeats: Value, count: OnnxValue | None) -> OnnxValue:
+    """0, 0, 1, 3, 3, 3 for [2, 1, 0, 3]: of each place how many numbers end at it or before; count: of numbers."""
+    times = operand(b, repeats, DType.I64)
+    if count is not None:
+        times = b.op("Expand", times, count)
+    ends = b.op("CumSum", times, b.constant(0, DType.I64))
+    total = b.op("ReduceSum", times, keepdims=0)
+    places = b.op("Range", b.constant(0, DType.I64), total, b.constant(1, DType.I64))
+    before = compared(b, "LessOrEqual", unsqueeze(b, ends, 0), unsqueeze(b, places, 1))
+    return b.op("ReduceSum", cast(b, before, DType.I64), b.constant([1], DType.I64), keepdims=0)
+
+
+def _repeat_by_tensor(b: OnnxEmitter, call: Call, results: Types) -> OnnxValue:
+    x, axis = b.value(call["self"]), 0
+    if call["dim"] is None:
+        x = reshape(b, x, [-1])
+    else:
+        axis = axis_of(call["dim"], rank_of(call["self"]))
+    count = b.op("Shape", x, dtype=DType.I64, start=axis, end=axis + 1)
+    return b.op("Gather", x, _repeated_numbers(b, call["repeats"], count), axis=axis)
+
+
+def _repeat_numbers(b: OnnxEmitter, call: Call, results: Types) -> OnnxValue:
+    return _repeated_numbers(b, call["repeats"], None)
+
+
 # --- several
 
 
@@ -343,15 +369,14 @@ _MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "ci
 
 def _pad(b: OnnxEmitter, call: Call, results: Types) -> OnnxValue:
     pairs, mode = call["pad"], _MODES[call.get("mode", "constant")]
-    axes = [rank_of(call["self"]) - 1 - i for i in range(len(pairs) // 2)]
-    if not axes:
-        return b.value(call["self"])
-    x = b.value(call["self"])
+    x, kept = b.value(call["self"]), (0,) * (rank_of(call["self"]) - len(pairs) // 2)
+    if not pairs:
+        return x
     inner = DType.U8 if x.dtype is DType.BOOL else x.dtype
     value = operand(b, call["value"], inner) if mode == "constant" and call.get("value") is not None else None
-    pads = ints(b, (*pairs[::2], *pairs[1::2]))
-    padded = b.op("Pad", cast(b, x, inner), pads, value, b.constant(axes, DType.I64), mode=mode)
-    return cast(b, padded, x.dtype)
+    # For all dimensions: onnxruntime moves a Transpose over a Pad as if it had no list of axes.
+    pads = ints(b, (*kept, *pairs[-2::-2], *kept, *pairs[-1::-2]))
+    return cast(b, b.op("Pad", cast(b, x, inner), pads, value, mode=mode), x.dtype)
 
 
 def _triangle(upper: int) -> OnnxForm:
@@ -439,6 +464,8 @@ FORMS: Forms = {
     "aten.repeat.default": _repeat("repeats"),
     "aten.tile.default": _repeat("dims"),
     "aten.repeat_interleave.self_int": _repeat_interleave,
+    "aten.repeat_interleave.self_Tensor": _repeat_by_tensor,
+    "aten.repeat_interleave.Tensor": _repeat_numbers,
     **{f"aten.{name}.default": _cat for name in ("cat", "concat", "concatenate")},
     "aten.stack.default": _stack,
     **{f"aten.{name}.default": _pad for name in ("constant_pad_nd", "pad")},
