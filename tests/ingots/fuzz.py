@@ -24,7 +24,7 @@ from smelt.runtime.ingot.load import load
 from smelt.runtime.ingot.manifest import NAME, WEIGHTS
 from smelt.runtime.ingot.natives import NativeText
 from tests.ingots.corpus import FOLDER
-from tests.ingots.programs import cases
+from tests.ingots.programs import Mlp, cases
 
 _NUMBERS = (-1, 0, 1, 2, 63, 64, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, 10**40)
 _VALUES = (None, True, "", "x", "../x", "a" * 300, [], {}, [[]], {"float": "nan"}, {"float": "0x1p2000"}, 0.5)
@@ -114,6 +114,7 @@ def of_manifest(data: bytes, draw: random.Random) -> None:
     program = load(archive_of(entries | {NAME: json.dumps(manifest, separators=(",", ":")).encode()}))
     program.reset()
     str(program)
+    program.state_dict()
 
 
 def of_weights(data: bytes, draw: random.Random) -> None:
@@ -140,7 +141,9 @@ def of_plan(data: bytes, draw: random.Random) -> None:
     manifest = contents.manifest
     _, target, method = name.removesuffix(".json").split("/")
     code = contents.entry(manifest.kernels[target])
-    NativeText.read(contents.json(name), code, manifest.methods[method], len(manifest.state))
+    text = NativeText.read(contents.json(name), code, manifest.methods[method.split(".")[0]], len(manifest.state))
+    if text.table is not None:
+        text.table.words(*text.table.least)
 
 
 def of_text(data: bytes, draw: random.Random) -> None:
@@ -154,7 +157,7 @@ LAYERS: tuple[Callable[[bytes, random.Random], None], ...] = (of_file, of_manife
 
 
 def samples() -> list[bytes]:
-    """Small ingots of each kind: weights, ties, state, branches, nested results, training, free sizes."""
+    """Small ingots of each kind: weights, ties, state, branches, nested results, training, free sizes and ranges."""
     found = []
     with torch.no_grad():
         for name in ("tied", "branches", "structured", "closed over"):
@@ -162,9 +165,13 @@ def samples() -> list[bytes]:
             buffer = io.BytesIO()
             make().save(buffer, targets=["avx2"], extra_files={"note.txt": b"hello"})
             found.append(buffer.getvalue())
-    # Free sizes, gradients that a call leaves, an earlier format.
-    found += [(FOLDER / name).read_bytes() for name in ("2/free.ingot", "2/step.ingot", "1/small.ingot")]
-    return found
+        buffer = io.BytesIO()
+        rows = smelt.trace(Mlp().eval(), (torch.randn(3, 16),), dynamic_shapes={"x": {0: smelt.Dim("rows", max=9)}})
+        rows.save(buffer, targets=["avx2"], sizes=[{"rows": range(1, 10)}])
+        found.append(buffer.getvalue())
+    # Free sizes, gradients that a call leaves, an earlier format, weights in panels.
+    names = ("2/free.ingot", "2/step.ingot", "1/small.ingot", "3/packed.ingot")
+    return found + [(FOLDER / name).read_bytes() for name in names]
 
 
 def read_changed(times: int, seed: int) -> dict[str, int]:
