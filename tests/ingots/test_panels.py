@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import smelt
 from smelt.package.c.export import export
 from smelt.package.onnx.export import export_onnx
-from smelt.runtime.ingot import held_json
+from smelt.runtime.ingot import held_json, natives
 from smelt.runtime.ingot.late_parameters import LateParameters
 from smelt.runtime.ingot.load import load
 from smelt.runtime.ingot.natives import targets
@@ -136,6 +136,29 @@ def test_weights_that_change(saved: tuple[Path, Layer, Tensor], tmp_path: Path) 
         assert two.again.weight is two.out.weight and two.out.weight is not one.out.weight
         assert torch.equal(one.k.weight, model.k.weight) and torch.equal(two.out.weight, one.out.weight)
         assert not torch.equal(one(x), two(x))
+
+
+def test_a_weight_that_changes_while_native_code_is_loaded(
+    saved: tuple[Path, Layer, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the first call sees it is open; later ones do."""
+    path, model, x = saved
+    for name in ("q.weight", "both.weight"):  # from panels; packed at loading
+        loaded, other = load(path), copy.deepcopy(model)
+
+        def run_and_change(packings: Any, threads: int, loaded: Any = loaded, name: str = name) -> None:
+            for packing in packings:
+                packing.run()
+            with torch.no_grad():
+                loaded.get_parameter(name).mul_(2)
+
+        with monkeypatch.context() as patched, torch.no_grad():
+            patched.setattr(natives, "_run_all", run_and_change)
+            loaded(x)
+        with torch.no_grad():
+            other.get_parameter(name).mul_(2)
+            torch.testing.assert_close(loaded(x), other(x))
+        assert loaded.is_native
 
 
 def test_saving_again(saved: tuple[Path, Layer, Tensor], tmp_path: Path) -> None:

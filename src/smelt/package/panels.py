@@ -16,7 +16,7 @@ import torch
 
 from smelt.codegen.contract.packing import Packing
 from smelt.codegen.lower.packed_weight import packed_by_torch
-from smelt.runtime.ingot.held_json import ARITHMETIC, Computed, Filtered, FromState, Held, Packed, Step, Steps
+from smelt.runtime.ingot.held_json import ARITHMETIC, FromState, Held, Packed, Step, sources_of
 from smelt.runtime.ingot.json_text import dumps
 from smelt.runtime.ingot.manifest import InPanels, Placed
 
@@ -74,13 +74,8 @@ class Panels:
 
     def note(self, recipe: Held) -> None:
         """Weights that a recipe reads otherwise than in panels are stored row by row."""
-        match recipe:
-            case FromState(number=number):
-                self._read.add(number)
-            case Computed(steps=steps) | Filtered(steps=steps) | Packed(steps=steps, stored=None):
-                self._read |= _sources(steps)
-            case _:
-                pass
+        if not isinstance(recipe, Packed) or recipe.stored is None:
+            self._read |= sources_of(recipe)
 
     def settle(self, groups: Sequence[Sequence[int]], fits: Callable[[int], bool]) -> None:
         """Leave what all users agree on. groups: numbers of the state that share memory; fits: whether a tensor is a
@@ -109,10 +104,6 @@ class Panels:
         if isinstance(recipe, Packed) and recipe.stored is not None and recipe.stored.stored not in self.made:
             return replace(recipe, stored=None)
         return recipe
-
-
-def _sources(steps: Steps) -> set[int]:
-    return {step.number for step in steps if isinstance(step, FromState)}
 
 
 def _name(packed: Packed, packing: Packing) -> str:

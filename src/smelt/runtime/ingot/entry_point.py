@@ -43,7 +43,7 @@ class EntryPoint:
         self._program, self.name, self.method = program, name, method
         self._number = dict(method.state)
         self._read = tuple(dict.fromkeys(method.state.values()))
-        self._natives: dict[int, tuple[tuple[torch.Tensor | None, ...], Native]] = {}
+        self._natives: dict[int, Native] = {}
         self._late: Any = None
         self._lock = threading.Lock()
         self.why_not = ""
@@ -222,12 +222,13 @@ class EntryPoint:
                 text = f"{self.name}: the file's native code is not used, its graph is compiled here: {why}"
                 warnings.warn(text, SmeltWarning, stacklevel=user_level())
                 return None
-            self._natives[number] = self._present(), native
+            self._natives[number] = native
             return native
 
     def _current(self, number: int) -> Native | None:
-        found, present = self._natives.get(number), self._present()
-        return found[1] if found is not None and _same(present, found[0]) and found[1].is_current() else None
+        found = self._natives.get(number)
+        is_current = found is not None and _same(self._present(), found.present) and found.is_current()
+        return found if is_current else None
 
     def _built(self, number: int) -> Native:
         """Raises: CannotRun; PackageError (S0701)."""
@@ -255,7 +256,8 @@ class EntryPoint:
                 f"it calls functions of torch {manifest.torch}, and this is {torch.__version__}"
             )
         return ingot.natives.Native(
-            contents, method, text, bytes(contents.entry(executor)), self._program, torch.get_num_threads()
+            contents, method, text, bytes(contents.entry(executor)), self._program, self._read,
+            torch.get_num_threads(),
         )  # fmt: skip
 
     def _check_state(self) -> None:

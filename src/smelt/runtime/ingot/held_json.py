@@ -102,11 +102,6 @@ class Packed:
     panels: torch.dtype
     stored: Placed | None = None
 
-    @property
-    def sources(self) -> set[int]:
-        """The numbers of the state that it follows from."""
-        return {step.number for step in self.steps if isinstance(step, FromState)}
-
 
 @record
 class Filtered:
@@ -130,6 +125,16 @@ class Computed:
 
 
 Held: TypeAlias = FromState | Packed | Filtered | Computed | Placed
+
+
+def sources_of(held: Held) -> set[int]:
+    """The numbers of the state that a tensor follows from, or is."""
+    match held:
+        case FromState(number=number):
+            return {number}
+        case Placed():
+            return set()
+    return {step.number for step in held.steps if isinstance(step, FromState)}
 
 
 # --- as JSON ----------------------------------------------------------------------------------------------------------

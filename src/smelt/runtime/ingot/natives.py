@@ -33,6 +33,7 @@ from smelt.runtime.ingot.held_json import (
     Packing,
     computed_of,
     filters_of,
+    sources_of,
     weight_of,
 )
 from smelt.runtime.ingot.json_text import Part
@@ -173,19 +174,28 @@ class Native:
     """An entry point's plan over the program's present tensors. Built once for each state of these."""
 
     def __init__(
-        self, contents: Contents, method: Method, text: NativeText, executor: bytes, state: StateNow, threads: int
+        self, contents: Contents, method: Method, text: NativeText, executor: bytes, state: StateNow,
+        read: Sequence[int], threads: int,
     ) -> None:  # fmt: skip
-        """Raises: CannotRun; PackageError (S0701, S0402)."""
+        """read: the numbers of the state that the program reads. Raises: CannotRun; PackageError (S0701, S0402)."""
         self.text = text
+        for _, recipe in text.held:
+            if not _is_in_panels(recipe, state):
+                for number in sources_of(recipe):
+                    state.tensor(number)
+        # What changes from here on may be in what is packed or not: the next call will see that it has.
+        self.present = tuple(map(state.present, read))
+        self._baked = [tensor for number in text.baked if (tensor := state.present(number)) is not None]
+        self._constants = Constants(self._baked)
         packings: list[Packing] = []
         held = []
         for slot, recipe in text.held:
             held.append((slot, _tensor(contents, recipe, state, text.code, packings)))
         self._plan = replace(text.plan, held=tuple(held))
-        contents.populate([tensor for (_, tensor), (_, how) in zip(held, text.held, strict=True) if _is_packed(how)])
+        contents.populate(
+            [tensor for (_, tensor), (_, how) in zip(held, text.held, strict=True) if isinstance(how, Packed)]
+        )
         _run_all(packings, threads)
-        self._baked = [tensor for number in text.baked if (tensor := state.present(number)) is not None]
-        self._constants = Constants(self._baked)
         self._sized = None if text.table is None else _sized(self._plan, text.table, method, executor)
         try:
             if self._sized is None or text.table is None:
@@ -223,8 +233,13 @@ def _sized(plan: Plan, table: SizeTable, method: Method, executor: bytes) -> Siz
     return SizedExecutable(SizedPlan(names, sources, plan, table.words, table.holds, table.can_share), executor)
 
 
-def _is_packed(recipe: Held) -> bool:
-    return isinstance(recipe, Packed) and recipe.stored is not None
+def _is_in_panels(recipe: Held, state: StateNow) -> bool:
+    """Whether the file has the present panels of a weight."""
+    return (
+        isinstance(recipe, Packed)
+        and recipe.stored is not None
+        and all(map(state.is_as_in_panels, sources_of(recipe)))
+    )  # fmt: skip
 
 
 def _tensor(
@@ -240,7 +255,7 @@ def _tensor(
             return _fitting(computed_of(recipe, given))
         case Filtered():
             return _fitting(filters_of(recipe, given))
-        case Packed(stored=Placed() as stored) if all(map(state.is_as_in_panels, recipe.sources)):
+        case Packed(stored=Placed() as stored) if _is_in_panels(recipe, state):
             return contents.tensor(stored)
         case Packed():
             weight = _fitting(weight_of(recipe, given))
