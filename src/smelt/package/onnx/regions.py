@@ -68,7 +68,7 @@ class RegionWriter(Writer):
             runs = test if number == 0 else self.op("Not", test)
             arms.append(self.nested(runs, lambda region=region: self._arm(region, types)))  # type: ignore[misc]
         is_checked = any(arm.scope.checks for arm in arms)
-        graphs = [self._graph(arm, f"{name}_branch", [], is_checked) for arm, name in zip(arms, _ARMS, strict=True)]
+        graphs = [self.graph_of(arm, f"{name}_branch", [], is_checked) for arm, name in zip(arms, _ARMS, strict=True)]
         outputs = [OnnxValue(self.name(f"{self.wish(node)}.t"), x.dtype, x.is_sequence) for x, _ in arms[0].outputs]
         check = [OnnxValue(self.name("check"), DType.I64)] if is_checked else []
         if not (outputs or check):
@@ -83,9 +83,10 @@ class RegionWriter(Writer):
         return [x for arg, type_ in zip(region.yields, types, strict=True) for x in self.flat(arg, type_)]
 
     def wish(self, node: Node) -> str:
+        """What the results of a node with regions are called after."""
         return node.results[0].name if node.results else node.op
 
-    def _graph(self, nested: Nested, name: str, inputs: list[Any], is_checked: bool) -> Any:
+    def graph_of(self, nested: Nested, name: str, inputs: list[Any], is_checked: bool) -> Any:
         """The message of a nested graph."""
         self.scopes.append(nested.scope)
         try:
@@ -107,8 +108,7 @@ class RegionWriter(Writer):
     # --- loops
 
     def _loop(self, node: Node, given: Sequence[Arg]) -> Sequence[Any]:
-        loop = _Loop(self, node, given)
-        return loop.results()
+        return _Loop(self, node, given).results()
 
 
 _ARMS = ("then", "else")
@@ -137,18 +137,10 @@ class _Loop:
             return None
         if not self.is_for and self.node.regions[0].params[number].users:
             return None
-        kind = param.type
-        known = isinstance(kind, ListType) and isinstance(kind.element, TensorType) and kind.element.shape is not None
-        if not known or any(isinstance(dim, UnknownDim) for dim in kind.element.shape):  # type: ignore[union-attr]
-            return (
-                None if not (isinstance(kind, ListType) and kind.element in NUMBER_TYPES) else self._known(number, node)
-            )
-        return self._known(number, node)
-
-    def _known(self, number: int, node: Node) -> Node | None:
         initial = self.given[number]
-        found = self.writer.values.get(initial) if isinstance(initial, Value) else initial
-        return node if isinstance(found, (tuple, Gathered)) else None
+        before = self.writer.values.get(initial) if isinstance(initial, Value) else initial
+        is_known = isinstance(before, (tuple, Gathered))
+        return node if is_known and _has_equal_elements(param.type) else None
 
     def results(self) -> Sequence[Any]:
         """The loop's results, its nodes written."""
@@ -198,7 +190,7 @@ class _Loop:
         finally:
             writer.scopes.pop()
         nested = Nested(body.scope, [again, *ordered, *outputs[carried:]])
-        return writer._graph(nested, "body", inputs, False)
+        return writer.graph_of(nested, "body", inputs, False)
 
     def _count(self) -> OnnxValue:
         """How many iterations there are."""
@@ -271,6 +263,14 @@ class _Loop:
             return scan
         assert isinstance(before, tuple)
         return writer.op("Concat", *(unsqueeze(writer, cast(writer, x, scan.dtype), 0) for x in before), scan, axis=0)
+
+
+def _has_equal_elements(kind: Type) -> bool:
+    """Whether all elements of a list have the same sizes, so that they can be one tensor."""
+    element = kind.element if isinstance(kind, ListType) else None
+    if isinstance(element, TensorType):
+        return element.shape is not None and not any(isinstance(dim, UnknownDim) for dim in element.shape)
+    return element in NUMBER_TYPES
 
 
 def _each(types: Sequence[Type], values: Sequence[Output]) -> list[tuple[Type, list[OnnxValue]]]:

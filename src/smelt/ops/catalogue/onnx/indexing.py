@@ -240,7 +240,7 @@ def _bucketize(numbers: str, boundaries: str) -> OnnxForm:
     def form(b: OnnxEmitter, call: Call, results: Types) -> OnnxValue:
         dtype = promoted(call[numbers], call[boundaries])
         if call.get("sorter") is not None or call.get("side") is not None or rank_of(call[boundaries]) != 1:
-            raise NoOnnxForm("only boundaries of one dimension, sorted as they are, have a form")
+            raise NoOnnxForm("only sorted boundaries of one dimension have a form")
         limits = operand(b, call[boundaries], dtype)
         x = unsqueeze(b, operand(b, call[numbers], dtype), rank_of(call[numbers]))
         ahead = compared(b, "Greater" if call["right"] else "GreaterOrEqual", limits, x)
