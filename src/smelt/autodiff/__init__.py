@@ -4,6 +4,7 @@ from smelt.autodiff.activity import base_of, certain_values, detach_islands, hid
 from smelt.autodiff.halves import Halves, extract, halves, state_as_inputs
 from smelt.autodiff.inside import computes_gradients, write_gradients
 from smelt.autodiff.joint import Joint, joint_graph
+from smelt.autodiff.recompute import recompute
 from smelt.autodiff.versions import Watched, overwritten, watched
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "is_view_of",
     "joint_graph",
     "overwritten",
+    "recompute",
     "state_as_inputs",
     "watched",
     "write_gradients",

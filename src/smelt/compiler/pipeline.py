@@ -13,6 +13,7 @@ from smelt._torch import versions
 from smelt.autodiff import computes_gradients, detach_islands, write_gradients
 from smelt.codegen.lower.merging import merging_pays
 from smelt.codegen.lower.narrowing import narrowing_pays
+from smelt.compiler.recompute import recompute
 from smelt.diag import Options, SmeltError
 from smelt.ir import Graph
 from smelt.ops.evaluate import Lookup
@@ -89,6 +90,8 @@ OPTIMIZED: tuple[Pass, ...] = (
     # Last: they decide nothing but when things happen.
     order,
     early_expects,
+    # Behind them, for it looks at the order.
+    recompute,
 )
 
 # Runs only when named in `enable`: it gives 0 where eager gives NaN.
@@ -169,6 +172,7 @@ def optimized_graph(
             merging_pays=partial(merging_pays, options=options),
             narrowing_pays=partial(narrowing_pays, options=options),
             sizes=sizes,
+            memory_budget=options.memory_budget,
         ),
         check=options.verify,
         dump=f"{options.dump}/optimize" if options.dump and watcher is None else "",

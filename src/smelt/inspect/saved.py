@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from smelt.analysis.liveness import nbytes
-from smelt.autodiff.halves import is_cheap
+from smelt.autodiff.cut import is_cheap
 from smelt.compiler import Unit
 from smelt.compiler.training import TrainingUnit
 from smelt.inspect.page.model import Saved

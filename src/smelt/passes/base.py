@@ -82,6 +82,7 @@ class PassContext:
     narrowing_pays: whether an f32 product is faster in bf16 on this machine.
     peaks: the last peak of memory that a pass has found, for its report.
     sizes: the symbols of the graph, if it has some and they are to be numbers meanwhile.
+    memory_budget: how much may be kept for a backward pass, as a part of what is where nothing is computed again.
     seen: what was found out of the graph since its last edit.
     """
 
@@ -93,6 +94,7 @@ class PassContext:
     narrowing_pays: NarrowingPays = each
     peaks: list[Peak] = field(default_factory=list)
     sizes: Sizes | None = None
+    memory_budget: float = 1.0
 
     seen: Seen = field(default_factory=Seen)
 

@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 
 from smelt.analysis import Aliases, alias_analysis, dependence, is_static, nbytes, used_by
 from smelt.analysis.dependence import Dependence
-from smelt.ir import Graph, Node, Region, Value, values_in
+from smelt.ir import STATE_OPS, Graph, Node, Region, Value, values_in
 from smelt.ops.effects import effects
 from smelt.passes.base import Pass, PassContext, Peak
 from smelt.rewrite import Rewriter
@@ -29,6 +29,12 @@ def reorder(rewriter: Rewriter) -> Peak:
     """Reorder the graph's body and every inner region; the peak of the body."""
     graph = rewriter.graph
     return _reordered(rewriter, alias_analysis(graph), dependence(graph))
+
+
+def peak(graph: Graph, aliases: Aliases, found: dict[Value, Dependence]) -> int:
+    """Most bytes alive at once in a graph's body, in the order of its nodes."""
+    schedule = _Schedule(graph.body, aliases, found)
+    return schedule.peak(schedule.source)
 
 
 def _reordered(rewriter: Rewriter, aliases: Aliases, found: dict[Value, Dependence]) -> Peak:
@@ -68,6 +74,8 @@ class _Schedule:
         self.aliases = aliases
         self.found = found
         self.source = list(region)
+        # It goes where it is written to: neither that nor what was there is made or freed here.
+        self.written = aliases.of_all(v for n in self.source if n.op == "write" for v in values_in(n.args[1]))
         self.needs = {node: used_by(node) for node in self.source}
         self.waiting_for = _predecessors(self.source, self.needs, aliases)
         self.roots = {node: self._touched(node) for node in self.source}
@@ -89,7 +97,9 @@ class _Schedule:
 
     def _is_ours(self, root: Value) -> bool:
         node = root.node
-        return node is not None and node.parent is self.region and not is_static(root, self.found)
+        if node is None or node.op in STATE_OPS or root in self.written:
+            return False
+        return node.parent is self.region and not is_static(root, self.found)
 
     def peak(self, nodes: list[Node]) -> int:
         """Most bytes alive at once in an order."""
@@ -126,7 +136,31 @@ class _Schedule:
             for one in dict.fromkeys((*followers[node], *touched)):
                 if missing[one] == 0 and one not in done:
                     heappush(ready, (self._growth(one), place[one]))
-        return list(done)
+        return self._sunk(list(done), followers)
+
+    def _sunk(self, nodes: list[Node], followers: dict[Node, list[Node]]) -> list[Node]:
+        """The same order, with what makes memory and frees none right before the first node that has to come after it.
+
+        Whatever else there is to do grows more at some place, so that the greedy choice falls on it long before.
+        """
+        at = {node: i for i, node in enumerate(nodes)}
+        before: dict[int, list[Node]] = {}
+        for node in reversed(nodes):
+            if followers[node] and self._only_makes(node):
+                at[node] = min(at[one] for one in followers[node])
+                before.setdefault(at[node], []).append(node)
+        moved = {node for found in before.values() for node in found}
+        found: list[Node] = []
+        for i, node in enumerate(nodes):
+            found += reversed(before.get(i, ()))
+            if node not in moved:
+                found.append(node)
+        return found
+
+    def _only_makes(self, node: Node) -> bool:
+        effect = effects(node)
+        made = self.roots[node].intersection(node.results)
+        return bool(made) and self.roots[node] == made and effect.is_pure and not effect.may_throw
 
     def _use(self, node: Node) -> list[Value]:
         """Count a node as done; the memory that only one more node needs now."""

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from smelt.analysis import nbytes
 from smelt.codegen.fusion.cost import NestCost
 from smelt.codegen.fusion.decisions import Decision
 from smelt.codegen.fusion.groups import Accepts, Facts, Group, Trials, is_fusible
 from smelt.codegen.fusion.parts import part_of
 from smelt.codegen.fusion.pieces import is_needed_by_many
 from smelt.codegen.fusion.whole import left_out
-from smelt.ir import Graph, Node, Value
+from smelt.ir import STATE_OPS, Graph, Node, Value
 from smelt.ir.sizes import equals
 from smelt.ops.sets import is_by_elements
 
@@ -31,6 +32,8 @@ _NEIGHBOURS = 12
 """How many groups back a neighbour to merge with is looked for."""
 _NEIGHBOURS_OF_ONE = 6
 """How many groups that need one value are tried as one."""
+_FAR, _MUCH_NBYTES = 100, 1 << 19
+"""How many nodes stand between groups of which the second makes so much that it is not to be kept meanwhile."""
 _MOST_COPIES = 16
 """Groups in which one value may be computed again; each is a nest to build, and again for what that value needs."""
 _FIRST_RUN = 4
@@ -239,7 +242,7 @@ class _Partition:
     def _enter(self, node: Node, group: Group) -> bool:
         """Let a node join one group, stored as well where others need it."""
         nodes = self._ordered((node, *group.nodes))
-        why = self._obstacle(nodes, group.segment, self.facts.segment[node])
+        why = self._obstacle(nodes, group.segment, self.facts.segment[node]) or self._holds_up(node, group)
         if why:
             self._note((node, group.nodes[0]), False, why)
             return False
@@ -262,7 +265,7 @@ class _Partition:
         total = 0
         for group in groups:
             nodes = self._ordered((node, *group.nodes))
-            if self._obstacle(nodes, group.segment, self.facts.segment[node]):
+            if self._obstacle(nodes, group.segment, self.facts.segment[node]) or self._holds_up(node, group):
                 return False
             trial = self.trials.of(nodes, self._roots_with(nodes, (group,), copied=(node,)))
             if trial.cost is None:
@@ -335,7 +338,7 @@ class _Partition:
     def _merge(self, a: Group, b: Group) -> Group | None:
         """One group of two, if a nest can hold them and costs no more."""
         nodes = self._ordered((*a.nodes, *b.nodes))
-        why = self._obstacle(nodes, a.segment, b.segment)
+        why = self._obstacle(nodes, a.segment, b.segment) or self._waits(a, b)
         if not why:
             trial = self.trials.of(nodes, self._roots_with(nodes, (a, b)))
             apart = a.nest_cost.total + b.nest_cost.total
@@ -352,6 +355,27 @@ class _Partition:
         return None
 
     # --- what may be
+
+    def _waits(self, a: Group, b: Group) -> str:
+        """Why what one group makes would lie about until it is needed, if it were made with another one's."""
+        first, second = sorted((a, b), key=self.starts.__getitem__)
+        if self.starts[second] - self.facts.order[first.nodes[-1]] < _FAR:
+            return ""
+        made = sum(nbytes(root) for root in self._roots(second))
+        return "what the second makes would be kept for long" if made >= _MUCH_NBYTES else ""
+
+    def _holds_up(self, node: Node, group: Group) -> str:
+        """Why what a node reads would be kept until a group runs, if it were computed there."""
+        start = self.starts[group]
+        if start - self.facts.order[node] < _FAR:
+            return ""
+        more = -sum(map(nbytes, node.results))
+        for value in {self.facts.source(operand) for operand in node.operands()}:
+            users, others = self.facts.users(value)
+            is_made = value.node is not None and value.node.op not in STATE_OPS
+            if is_made and not others and all(self.facts.order[user] < start for user in users):
+                more += nbytes(value)
+        return "what the first reads would be kept for long" if more >= _MUCH_NBYTES else ""
 
     def _ordered(self, nodes: Iterable[Node]) -> list[Node]:
         return sorted(dict.fromkeys(nodes), key=self.facts.order.__getitem__)

@@ -5,6 +5,7 @@ Invariant: two tensors that are alive at the same time never overlap; every offs
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -51,9 +52,9 @@ def plan_offsets(blocks: Sequence[Lifetime]) -> tuple[list[int], int]:
 
 
 @lru_cache(maxsize=64)
-def _meeting(lives: tuple[tuple[int, int], ...]) -> tuple[tuple[int, ...], ...]:
+def _meeting(lives: tuple[tuple[int, int], ...]) -> tuple[Sequence[int], ...]:
     """For each block the others that are alive while it is. Sizes change from call to call, this does not."""
     return tuple(
-        tuple([j for j, (begin, end) in enumerate(lives) if j != i and begin <= last and first <= end])
+        array("I", [j for j, (begin, end) in enumerate(lives) if j != i and begin <= last and first <= end])
         for i, (first, last) in enumerate(lives)
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from smelt.codegen.lower.convolution_shapes import four, window_of
 from smelt.codegen.lower.geometry import Geometry, same_layout
 from smelt.codegen.lower.kernels import About, launch
 from smelt.codegen.lower.own_convolution import shape_text
+from smelt.codegen.lower.static_program import Content
 from smelt.ir import DType, Node, TensorType, Value
 from smelt.ir.sizes import is_symbolic
 
@@ -133,7 +135,7 @@ def lower_own_weight_gradient(ctx: Context, own: OwnWeightGradient) -> None:
     ctx.bind(own.result, Place(storage, layout))
     key = ("gradient taps", own.shape, x.geometry.strides)
     if key not in ctx.packed:
-        ctx.packed[key] = ctx.builder.held(plan.table)
+        ctx.packed[key] = ctx.held(plan.table, partial(Content.of, plan.table))
     source = KernelSource.of(plan.text)
     moved = sum(tensor_type(v).numel for v in (own.conv.x, own.grad, own.result))
     launch(

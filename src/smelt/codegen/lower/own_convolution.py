@@ -325,7 +325,7 @@ def _tables(ctx: Context, own: OwnConvolution, plan: ConvPlan, form: Hashable) -
     key = ("own-convolution tables", own.shape, own.conv.stride, own.conv.is_turned, plan.text, form)
     if (*key, 0) not in ctx.packed:
         for i, table in enumerate(plan.tables()):
-            ctx.packed[(*key, i)] = ctx.builder.held(table)
+            ctx.packed[(*key, i)] = ctx.held(table, partial(Content.of, table))
     slots: list[int] = []
     while (*key, len(slots)) in ctx.packed:
         slots.append(ctx.packed[(*key, len(slots))].slot)
