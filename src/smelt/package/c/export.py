@@ -253,7 +253,7 @@ class _Program:
     def _placed(self, number: int) -> Placed:
         state = self.contents.manifest.state[number]
         if state.panels is not None:
-            raise broken(WEIGHTS, f"{state.path} is there in panels, and a plan reads it as it lies")
+            raise broken(WEIGHTS, f"{state.path} is there in panels, and a plan reads it in its eager layout")
         return state.placed
 
     def _named(self, number: int) -> tuple[str, Tensor]:

@@ -120,7 +120,7 @@ class LoadedProgram(Part):
             return found
 
     def present(self, number: int) -> torch.Tensor | None:
-        """A tensor of the state; None where the file has it in panels, and nobody has asked for another form of it."""
+        """A tensor of the state; None where the file has it in panels, and nobody has read another form of it."""
         place = self._places[number]
         if place is not None and isinstance(place[0], LateParameters) and place[0].is_late(place[1]):
             return None

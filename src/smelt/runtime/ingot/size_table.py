@@ -121,7 +121,7 @@ class SizeTable:
     def words(self, *sizes: int) -> tuple[int | float, ...]:
         """The plan's words for sizes that it is for."""
         number = self.number(sizes)
-        assert number is not None, "it was asked whether the plan is for them"
+        assert number is not None, "the plan is for other sizes"
         return tuple([column.at(number) for column in self.columns])
 
     @property
