@@ -47,7 +47,7 @@ def is_bf16(node: Node) -> bool:
     return isinstance(node.result.type, TensorType) and node.result.type.dtype is DType.BF16
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("name", ZOO)
 def test_a_spread_of_architectures_stays_within_the_bound(name: str) -> None:

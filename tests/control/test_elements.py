@@ -96,6 +96,7 @@ def seen(found: list[Tensor]) -> list[object]:
     return [[t.tolist() for t in found], [t.storage_offset() for t in found], pairs]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_compiled(program) -> None:
     compiled = smelt.compile(program)

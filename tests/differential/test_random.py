@@ -38,7 +38,7 @@ def _kind(difference: str) -> str:
     return difference.partition(" is [")[0][:60]
 
 
-@pytest.mark.spread(7)
+@pytest.mark.spread(14)
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_random_programs(batch: int) -> None:
     each = COUNT // BATCHES

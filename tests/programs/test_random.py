@@ -61,6 +61,7 @@ def test_gradients_that_once_differed(seed: int, tmp_path: Path) -> None:
     _check(tmp_path, range(seed, seed + 1), 0, options=options, orders=ORDERS[seed % 2 :][:1], ways=("train",))
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("part", range(3))
 def test_random_programs_by_script(part: int, tmp_path: Path) -> None:
     print(report(_check(tmp_path, BY_SCRIPT[part::3], 5, ways=("script",))))

@@ -41,7 +41,7 @@ def events_inside(builtin: Any, run: Callable[[], Any]) -> list[str]:
     return seen
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("name", SIX)
 def test_no_python_between_entry_and_return(name: str) -> None:
     pytest.importorskip("transformers")

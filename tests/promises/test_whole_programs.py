@@ -76,7 +76,7 @@ def test_calls_take_different_ways(name: str) -> None:
 ORDERS = ("as they are", "from the middle")
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(10)
 @pytest.mark.parametrize(("name", "order"), [(name, ORDERS[i % 2]) for i, name in enumerate(CASES)])
 def test_whole_and_as_in_eager(name: str, order: str) -> None:
     _check(name, order)

@@ -454,7 +454,7 @@ def test_which_schemas_the_dispatcher_takes() -> None:
 Make = Callable[[], torch.Tensor]
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(
     "make",
     [

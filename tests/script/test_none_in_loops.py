@@ -332,7 +332,7 @@ _OF_ROWS = (
 _WORDS = ((["abc", "d", "e"], "e"), ([], "e"), (["e"], "e"), (["a"], "b"), (["abcd", "e"], "e"))
 
 
-@pytest.mark.spread(7)
+@pytest.mark.spread(14)
 @pytest.mark.parametrize("fn", _OF_ROWS, ids=lambda fn: fn.__name__)
 def test_over_rows(fn: Callable[..., Any]) -> None:
     agrees(fn, *((rows,) for rows in _rows()))

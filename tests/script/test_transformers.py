@@ -73,6 +73,7 @@ def test_from_source(make):
             torch.testing.assert_close(first(found), first(expected), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", [bert, llama], ids=lambda make: make.__name__)
 def test_with_nothing_said_of_arguments(make):

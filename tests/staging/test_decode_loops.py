@@ -130,7 +130,9 @@ def test_the_graph_is_the_same_for_any_number_of_iterations(program: Callable[..
     assert len(sizes) == 1
 
 
-@pytest.mark.parametrize("program", (growing, in_place, cached), ids=lambda p: p.__name__)
+@pytest.mark.parametrize(
+    "program", (growing, pytest.param(in_place, marks=pytest.mark.nightly), cached), ids=lambda p: p.__name__
+)
 def test_one_build_for_a_number_of_iterations(program: Callable[..., Any]) -> None:
     compiled = smelt.compile(program)
     with torch.no_grad():

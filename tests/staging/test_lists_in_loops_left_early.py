@@ -34,6 +34,7 @@ def plainly(x: Tensor) -> Tensor:
     return torch.stack(kept) if kept else x[:0]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("program", [counted, plainly])
 def test_one_graph_for_all_numbers_of_rows(program: Callable[[Tensor], Tensor]) -> None:
     compiled = smelt.compile(program)
