@@ -247,3 +247,25 @@ def test_a_compiled_program_gives_what_it_gathers_its_gradient(read: str) -> Non
     compiled = smelt.compile(program, options={"adaptive": False})
     for _ in range(3):
         compare(torch.autograd.grad(compiled(x, w), (x, w)), expected, 1e-12)
+
+
+def by_a_number(x: Tensor, c: Tensor) -> Tensor:
+    for _ in range(70):
+        x = torch.tanh(x) * c[0].item()
+    return x
+
+
+def by_a_number_in_an_arm(x: Tensor, c: Tensor) -> Tensor:
+    return x * c[0].item() if x.sum() > 0 else x.sin()
+
+
+@pytest.mark.parametrize("program", [by_a_number, by_a_number_in_an_arm], ids=lambda program: program.__name__)
+def test_what_is_read_as_a_number_has_no_gradient(program: Callable[..., Any]) -> None:
+    """None, as in eager, and not zeros, which an optimizer would take for one."""
+    compiled = smelt.compile(program, options={"adaptive": False})
+    for sign in (1, 1, -1):
+        x, c = (sign * torch.rand(3)).requires_grad_(), torch.ones(2, requires_grad=True)
+        wanted, found = (torch.autograd.grad(f(x, c).sum(), (x, c), allow_unused=True) for f in (program, compiled))
+        torch.testing.assert_close(found[0], wanted[0])
+        assert found[1] is None and wanted[1] is None
+    assert compiled.stats().builds == 1 and not compiled.stats().fallbacks

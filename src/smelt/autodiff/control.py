@@ -68,6 +68,7 @@ def _branch(reverse: Reverse, node: Node) -> None:
     flags = [BOOL for _ in outer] if reverse.tells else []
     made = b.builder.add("if", (node.args[0],), [*types, *flags])
     told: list[list[Arg]] = []
+    reached: set[Value] = set()
     for region in node.regions:
         arm = b.builder.add_region(made)
         with b.builder.inside(arm):
@@ -78,9 +79,12 @@ def _branch(reverse: Reverse, node: Node) -> None:
             inner.region(arm)
             told.append([inner.present(value) for value in outer] if flags else [])
             _check_tuples(reverse, node, inner)
+            reached.update(value for value in outer if inner.gradient(value) is not None)
             reverse.rewriter.set_yields(arm, (*(_gradient(inner, value, value) for value in outer), *told[-1]))
         drop_unused(reverse.rewriter, arm, is_copy=True)
     for i, value in enumerate(outer):
+        if value not in reached:  # its number is all that the arms read: it has no gradient, which is not one of zeros
+            continue
         reverse.add(value, made.results[i], present=_one_of(told, i, made.results[len(outer) + i]) if flags else None)
 
 
@@ -189,8 +193,11 @@ def _in_reverse(
         after = [inner.present(v) if isinstance(v, Value) else False for v in befores]
         after += [reverse.either(a, inner.present(v)) for a, v in zip(told[len(carried) :], outer, strict=True)]
         found = [_gradient(inner, value, grad) for value, grad in zip(befores, grads, strict=False)]
+        unreached = set()  # what only its number is read of has no gradient, which is not one of zeros
         for value, total in zip(outer, grads[len(carried) :], strict=True):
             more = inner.gradient(value)
+            if more is None:
+                unreached.add(value)
             found.append(total if more is None else b.call("aten.add.Tensor", total, more))
         yields = tuple(_as(b, value, type_) for value, type_ in zip(found, types, strict=True))
         reverse.rewriter.set_yields(back, (*yields, *(after if flags else ())))
@@ -200,7 +207,7 @@ def _in_reverse(
             reverse.rewriter.replace_all_uses(copy, instead)
     drop_unused(reverse.rewriter, back, is_copy=True)
     presents: Sequence[Arg] = made.results[len(types) :] or [None for _ in types]
-    into: list[Arg] = [*(firsts[i] for i in carried), *outer]
+    into: list[Arg] = [*(firsts[i] for i in carried), *(None if value in unreached else value for value in outer)]
     for arg, result, present in zip(into, made.results, presents, strict=False):
         if isinstance(arg, Value):
             reverse.add(arg, result, present=present)
