@@ -57,7 +57,11 @@ _TEXTS: dict[str, tuple[Any, ...]] = {
 BY_NAME = {op.name: op for op in PYTHON_OPS}
 # An operand of these is a container, or the name of something.
 _OF_OTHERS = ("call", "draw", "setitem", "delitem", "insert", "append", "pow", "getattr", "attempt", "raised")
-OF_SCALARS = [op for op in PYTHON_OPS if op.results == 1 and op.name.removeprefix("py.") not in _OF_OTHERS]
+OF_SCALARS = [
+    op
+    for op in PYTHON_OPS
+    if op.results == 1 and op.name.startswith("py.") and op.name.removeprefix("py.") not in _OF_OTHERS
+]
 
 
 def type_of(value: Any) -> Type:

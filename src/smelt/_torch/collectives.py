@@ -35,3 +35,15 @@ def functional_collectives() -> ModuleType | None:
 def wait() -> Any:
     """The operator that waits for a functional collective; None where this torch has none."""
     return getattr(getattr(torch.ops._c10d_functional, "wait_tensor", None), "default", None)
+
+
+def default_store() -> Any:
+    """Where the processes of the default group leave notes for each other; None where this torch hides it.
+
+    Adapter for `torch.distributed.distributed_c10d._get_default_store`.
+    """
+    found = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_get_default_store", None)
+    try:
+        return None if found is None else found()
+    except (RuntimeError, ValueError):
+        return None

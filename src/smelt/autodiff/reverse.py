@@ -16,6 +16,7 @@ from smelt.diag import SmeltError
 from smelt.ir import STATE_OPS, Arg, Node, Region, TensorType, TupleType, Value, print_node, values_in
 from smelt.ops.catalogue import gradient_of, record_of
 from smelt.ops.catalogue.gradients.forms import FORMS
+from smelt.ops.collectives import GRADIENTS
 from smelt.ops.composites import as_torch_does
 from smelt.ops.dry_calls import without_gradient
 from smelt.ops.effects import effects
@@ -189,6 +190,10 @@ class Reverse:
     def _operator(self, node: Node) -> None:
         rule, schema = gradient_of(node.op), schema_of(node.op)
         grads = self._of_results(node)
+        collective = GRADIENTS.get(node.op)
+        if collective is not None and isinstance(grads[0], Value):
+            self.give(node.args[0], collective(self.emitter, node.args, node.kwargs, grads[0]))
+            return
         if schema is not None and _is_sparse(arguments_of(schema, node.args, node.kwargs)):
             raise _cannot(node, "its gradient is a sparse tensor")
         if rule is not None and schema is not None and _is_real(node):

@@ -10,7 +10,7 @@ too: from the inputs on, since what was saved has no history.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -59,7 +59,7 @@ class Native:
 class Trainable:
     """A graph without state that autograd sees as one operator. requires: which of its inputs need gradients.
     recomputed: the lines of what is not to be saved. unseen: inputs that it writes to without telling autograd.
-    is_backward: it gives gradients of another one.
+    is_backward: it gives gradients of another one. finish: rewrites the graph with its gradients.
 
     Raises: SmeltError where a part of it has no gradient, or no plan.
     """
@@ -74,10 +74,13 @@ class Trainable:
         recomputed: Collection[Span] = (),
         unseen: Collection[str] = (),
         is_backward: bool = False,
+        finish: Callable[[Graph], None] | None = None,
     ) -> None:
         self.graph, self.requires, self.options, self._code = graph, tuple(requires), options, code
         self._wrt = [value.name for value, is_wanted in zip(graph.inputs, requires, strict=True) if is_wanted]
         self._joint: Joint = joint_graph(graph, self._wrt, tells=True, memory_budget=options.memory_budget)
+        if finish is not None:
+            finish(self._joint.graph)
         self.differentiated = self._joint.differentiated
         if not is_backward:
             self._check_results()

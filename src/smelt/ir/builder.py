@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from smelt.diag import Span
@@ -49,6 +49,10 @@ class Builder:
                 name, n = f"{wish}_{n}", n + 1
         self._names.add(name)
         return name
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Give no new value one of these names."""
+        self._names.update(names)
 
     def add_param(self, region: Region, name: str, type_: Type) -> Value:
         """Give a region one more parameter."""

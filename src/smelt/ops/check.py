@@ -33,7 +33,7 @@ def check(node: Node) -> Iterator[str]:
         python = python_op(node.op)
         if python is not None:
             yield from _python_faults(node, python)
-        elif node.op.startswith("py."):
+        elif node.op.startswith(("py.", "dist.")):
             yield f"there is no operator {node.op}"
         return
     try:

@@ -1,4 +1,4 @@
-"""Python's own scalars and containers in the graph: the operators `py.*`, and `expect`.
+"""Python's own scalars and containers in the graph: the operators `py.*`, and those between ranks, `dist.*`.
 
 Invariants: an explicit table; what an operator computes is what CPython computes. Containers are values: `py.append`
 gives another list, and nothing here changes an operand. Tensors in containers are the very tensors that went in.
@@ -17,6 +17,7 @@ from typing import Any
 
 from smelt.diag import SmeltError
 from smelt.ir import Arg, Type
+from smelt.ops import collectives as dist
 from smelt.ops import python_throws as throws
 from smelt.ops import python_types as types
 from smelt.ops.called import as_called
@@ -254,6 +255,16 @@ PYTHON_OPS: tuple[PyOp, ...] = (
     PyOp(FITS, fits, types.always_float, _ALWAYS, 2, 2),
     PyOp(VJP, vjp, types_of_vjp, _ALWAYS, 4, None),
     PyOp(GRADIENT, gradient, types_of_gradient, _ALWAYS, 3, 3, is_fresh=True, keywords=frozenset(("create_graph",))),
+    PyOp(dist.ALL_REDUCE, dist.all_reduce, dist.same_type, _NEVER, 3, 3, io=True, is_fresh=True),
+    PyOp(
+        dist.ALL_GATHER, dist.all_gather, dist.type_of_whole, _NEVER, 6, 6, io=True, is_fresh=True,
+        keywords=frozenset(("entered",)),
+    ),
+    PyOp(dist.REDUCE_SCATTER, dist.reduce_scatter, dist.type_of_part, _NEVER, 6, 6, io=True, is_fresh=True),
+    PyOp(dist.ALL_TO_ALL, dist.all_to_all, dist.type_of_moved, _NEVER, 9, 9, io=True, is_fresh=True),
+    PyOp(dist.BROADCAST, dist.broadcast, dist.same_type, _NEVER, 3, 3, io=True, is_fresh=True),
+    PyOp(dist.ENTER, dist.enter, dist.same_type, _NEVER, 2, 2, is_fresh=True),
+    PyOp(dist.SHARD, dist.shard, dist.type_of_part, _NEVER, 6, 6, is_fresh=True),
     PyOp("py.raised", _raised, types.always_str, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS),
     PyOp("py.attempt", _attempt, types.texts, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS | {"indexed"}),
 )  # fmt: skip

@@ -26,7 +26,7 @@ def infer(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg] | None = None)
 
     Raises: InternalError (S0902) where no way to tell works; it lists what each said.
     """
-    if op.startswith("py."):
+    if op.startswith(("py.", "dist.")):
         return infer_python(op, args)
     scalar = scalar_read(op)
     if scalar is not None:

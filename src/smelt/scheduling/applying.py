@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import warnings
 from collections.abc import Iterable
 
@@ -10,6 +9,7 @@ from smelt.diag import ScheduleError, SmeltWarning, user_level
 from smelt.scheduling.catalogue import primitive_of, registered
 from smelt.scheduling.draft import Draft, Selected, Withdrawn
 from smelt.scheduling.own_code import call_own
+from smelt.scheduling.paths import paths_of
 from smelt.scheduling.state import State
 from smelt.scheduling.steps import Step
 
@@ -44,20 +44,6 @@ def take(state: State, step: Step) -> State:
         warnings.warn(f"{step} was not applied: {why}", SmeltWarning, stacklevel=user_level())
         return state
     return draft.finish(step, on_graphs=primitive.on_graphs or step.selector is not None)
-
-
-def paths_of(state: State, path: str) -> list[str]:
-    """The paths of a state's modules that a path with wildcards names, each module once."""
-    found = {id(state.modules[name]): name for name in reversed(state.modules) if fits(name, path)}
-    return list(reversed(found.values()))
-
-
-def fits(name: str, wanted: str) -> bool:
-    """Whether a path is one with wildcards, each for one part; the whole, which has none, fits its own name alone."""
-    if not name:
-        return not wanted
-    parts, patterns = name.split("."), wanted.split(".")
-    return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
 
 def states(state: State) -> Iterable[State]:

@@ -11,6 +11,14 @@ from smelt.scheduling.kernel_steps import ParallelLoop, TileLoop, UnrollLoop, Ve
 from smelt.scheduling.module_steps import Annotate, Checkpoint, Decompose, ForkRng, Layout, PrintAt
 from smelt.scheduling.module_steps_precision import Precision
 from smelt.scheduling.module_steps_quantize import Quantize
+from smelt.scheduling.parallel_steps import (
+    CutStage,
+    DataParallel,
+    PipelineStages,
+    ShardState,
+    ShardTensor,
+    SyncValue,
+)
 from smelt.scheduling.primitives import Primitive
 from smelt.scheduling.replacing import Replace, ReplaceAll
 
@@ -34,6 +42,12 @@ PRIMITIVES: tuple[type[Primitive], ...] = (
     VectorizeLoop,
     UnrollLoop,
     ParallelLoop,
+    ShardTensor,
+    SyncValue,
+    DataParallel,
+    ShardState,
+    CutStage,
+    PipelineStages,
 )
 
 ON_MATCHES: tuple[type[Primitive], ...] = (

@@ -57,6 +57,11 @@ class Draft:
         return self._state.examples
 
     @property
+    def state_before(self) -> State:
+        """The state that the draft is made of."""
+        return self._state
+
+    @property
     def root(self) -> torch.nn.Module:
         """The whole model of the draft, copied at the first use."""
         if self._root is None:

@@ -7,6 +7,7 @@ state; a step replaces that state as a whole, or raises and leaves it.
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, overload
@@ -18,9 +19,10 @@ from smelt.diag import ScheduleError, Span
 from smelt.diag.collector import full_collections_later
 from smelt.diag.notebook import text_box
 from smelt.ir import Node
+from smelt.parallel.module import positional
 from smelt.pattern import Where
 from smelt.scheduling import copying
-from smelt.scheduling.applying import fits, paths_of, states, take
+from smelt.scheduling.applying import states, take
 from smelt.scheduling.catalogue import list_primitives, registered
 from smelt.scheduling.differences import difference
 from smelt.scheduling.finding import reader
@@ -32,6 +34,9 @@ from smelt.scheduling.kernels import Kernels, kernels_of
 from smelt.scheduling.knobs import Choose, first
 from smelt.scheduling.match import Match, Matches
 from smelt.scheduling.module_steps import annotations_of
+from smelt.scheduling.parallel_build import AnyMesh, build_on
+from smelt.scheduling.parallel_steps import ParallelSteps
+from smelt.scheduling.paths import fits, paths_of
 from smelt.scheduling.replacing import ReplaceSteps
 from smelt.scheduling.selecting import as_matches, remembering, scope_of, selector_of
 from smelt.scheduling.state import State
@@ -45,8 +50,9 @@ from smelt.scheduling.verify import Verifying, checked, examples_of
 def schedule(model: torch.nn.Module, example_inputs: Any = None, *, verify_each: bool = False) -> Schedule:
     """A schedule of a model. It never changes the model.
 
-    example_inputs: the arguments of a call (a tuple, or one tensor). With them sizes and types are known, and a copy of
-        the model runs once, at the first search. Without, the model is captured from its source; it need not even run.
+    example_inputs: the arguments of a call (a tuple, one tensor, or a dict of arguments by name). With them sizes and
+        types are known, and a copy of the model runs once, at the first search. Without, the model is captured from its
+        source; it need not even run.
     verify_each: compare with the model after every step, on the example inputs; a step after which results or gradients
         differ is refused , and the error (StepError, a VerifyError) names the first value that does.
     """
@@ -54,7 +60,7 @@ def schedule(model: torch.nn.Module, example_inputs: Any = None, *, verify_each:
         raise ScheduleError(
             f"{model!r} cannot be scheduled", why="it is no nn.Module", fix="give a module", code="S0605"
         )
-    examples = None if example_inputs is None else _as_tuple(example_inputs)
+    examples = None if example_inputs is None else _as_tuple(example_inputs, model)
     root = _Root(State(model, examples))
     if verify_each:
         examples_of(root.state)
@@ -166,7 +172,7 @@ class _View:
         return [*super().__dir__(), *registered]
 
 
-class Schedule(_View, ReplaceSteps, FuseSteps, GraphSteps, KernelSteps, Verifying, Tuning):
+class Schedule(_View, ReplaceSteps, FuseSteps, GraphSteps, KernelSteps, ParallelSteps, Verifying, Tuning):
     """One module of the model, and the modules below it.
 
     s["encoder.layer.0"] is the module at a path below, s["encoder.layer.*.attention"] all that fit; iteration gives the
@@ -240,14 +246,21 @@ class Schedule(_View, ReplaceSteps, FuseSteps, GraphSteps, KernelSteps, Verifyin
         self._root.state = before
         return self
 
-    def build(self, *, share: bool = False) -> torch.nn.Module:
+    def build(self, *, share: bool = False, mesh: AnyMesh | None = None, rank: int | None = None) -> torch.nn.Module:
         """The whole model after the steps: a module of the same class, with the same keys, ties, flags and hooks.
+
+        mesh: of the ranks that share the work: torch's DeviceMesh with named axes, of which this process is one. The
+        module then has this rank's part of the parameters, and its forward and backward talk to the other ranks; a
+        batch that is divided is passed as this rank's share of it. (With axes as {"tp": 2} and a rank's number it is a
+        module to look at.)
 
         Code without a step computes bit for bit what the model does. No module of it is the user's; its parameters and
         buffers are copies, or with share=True the tensors of the model themselves. Nothing is initialised anew.
         Raises: ScheduleError (S0612) where a part of the model cannot be copied.
         """
         with SignalsWait(), full_collections_later():
+            if mesh is not None:
+                return build_on(self._state, mesh, rank)
             return self._state.build(share=share)
 
     @property
@@ -369,7 +382,7 @@ class Schedule(_View, ReplaceSteps, FuseSteps, GraphSteps, KernelSteps, Verifyin
             yield from child._rows(child.path.rpartition(".")[2], indent + "  ")
 
 
-class Selection(_View, ReplaceSteps, FuseSteps, GraphSteps, KernelSteps, Sequence[Schedule]):
+class Selection(_View, ReplaceSteps, FuseSteps, GraphSteps, KernelSteps, ParallelSteps, Sequence[Schedule]):
     """Several modules of one model, in its order; a step here is one step, applied to each of them."""
 
     def __init__(self, root: _Root, path: str, found: Sequence[str]) -> None:
@@ -422,5 +435,13 @@ def _question(
     return remembering(reader(pattern, escaping)), where
 
 
-def _as_tuple(given: Any) -> tuple[Any, ...]:
+def _as_tuple(given: Any, model: torch.nn.Module) -> tuple[Any, ...]:
+    if isinstance(given, Mapping):
+        args, others = positional(inspect.signature(type(model).forward), (), given)
+        if others:
+            raise ScheduleError(
+                f"the example inputs have {', '.join(map(repr, others))}, which forward takes by name only",
+                why="the examples of a schedule are positional arguments", fix="leave them out", code="S0622",
+            )  # fmt: skip
+        return args
     return tuple(given) if isinstance(given, Sequence) else (given,)

@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 from smelt.diag import ScheduleError, VerifyError
+from smelt.parallel.proof import Optimizer, Proof
 from smelt.scheduling.applying import states, take
 from smelt.scheduling.catalogue import primitive_of
 from smelt.scheduling.compare import Difference, Tolerance
 from smelt.scheduling.compare_modules import Comparison, compare
 from smelt.scheduling.compare_runs import Arguments
+from smelt.scheduling.parallel_build import AnyMesh, verify_on
 from smelt.scheduling.state import State
 from smelt.scheduling.steps import Step
 
@@ -43,9 +45,41 @@ class Verifying:
     def _state(self) -> State:
         raise NotImplementedError
 
+    @overload
     def verify(
-        self, /, *args: Any, inputs: Sequence[Any] = (), backward: bool | None = None, **kwargs: Any
-    ) -> Comparison:
+        self,
+        /,
+        *args: Any,
+        inputs: Sequence[Any] = (),
+        backward: bool | None = None,
+        mesh: None = None,
+        steps: int = 3,
+        optimizer: Optimizer | None = None,
+        **kwargs: Any,
+    ) -> Comparison: ...
+    @overload
+    def verify(
+        self,
+        /,
+        *args: Any,
+        inputs: Sequence[Any] = (),
+        backward: bool | None = None,
+        mesh: AnyMesh,
+        steps: int = 3,
+        optimizer: Optimizer | None = None,
+        **kwargs: Any,
+    ) -> Proof: ...
+    def verify(
+        self,
+        /,
+        *args: Any,
+        inputs: Sequence[Any] = (),
+        backward: bool | None = None,
+        mesh: AnyMesh | None = None,
+        steps: int = 3,
+        optimizer: Optimizer | None = None,
+        **kwargs: Any,
+    ) -> Comparison | Proof:
         """Compare what `build()` gives with the untouched model; a wrong step is found and named.
 
         args, kwargs: the arguments of a call of the whole model. inputs: those of more calls, each a tuple of
@@ -57,10 +91,15 @@ class Verifying:
         parameters and attributes, the random numbers drawn, and the gradients of floating arguments and parameters.
         Integers and bools must be equal, NaN and infinities in the same elements; floats must be as near to float64 as
         eager's, up to a small factor; steps that lose precision on purpose (`precision`, `quantize`) may do so.
+        mesh: run the steps on ranks, all ranks of a mesh ({"dp": 2, "tp": 4}) in this process, and compare outputs,
+            gradients and parameters after some steps of training. steps: how many. optimizer: makes one of parameters,
+            by default SGD with momentum. The arguments are those of all ranks together.
         Returns: what was compared, with the largest error. Parameters are matched by name; renamed ones by value.
         Raises: StepError, a VerifyError (S0621) with the step after which the results differ and the first value that
             does; ScheduleError (S0622) where the model itself does not run on these arguments.
         """
+        if mesh is not None:
+            return verify_on(self._state, mesh, args, kwargs, steps=steps, optimizer=optimizer)
         return verified(self._state, as_calls(self._state, args, kwargs, inputs), backward)
 
 

@@ -1,0 +1,73 @@
+"""Products: rows, columns and what is summed over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from smelt.ir import Arg, Node, Value
+from smelt.ops.catalogue.sharding.terms import is_known, results, sizes_of, tensors
+from smelt.ops.placements import Correspondence, Dim, Dims, Rule
+
+_EACH = (frozenset((0,)), frozenset((1,)))
+_ROW, _COLUMN, _SUM = Dim("m"), Dim("n"), Dim("k")
+
+
+def _matmul(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
+    if not is_known(node):
+        return None
+    left, right = (t.sizes for t in tensors(node))
+    made = results(node)[0].sizes
+    if not left or not right:
+        return None
+    count = len(made) - (len(left) > 1) - (len(right) > 1)
+    batch = made[:count]
+    a = _batched(left[:-2], batch) + ((_ROW,) if len(left) > 1 else ()) + (_SUM,)
+    b = _batched(right[:-2], batch) + ((_SUM, _COLUMN) if len(right) > 1 else (_SUM,))
+    result = (
+        *(Dim(f"b{i}") for i in range(count)),
+        *((_ROW,) if len(left) > 1 else ()),
+        *((_COLUMN,) if len(right) > 1 else ()),
+    )
+    return Correspondence((a, b), (result,), {"k": "sum"}, _EACH)
+
+
+def _batched(sizes: tuple[int, ...], batch: tuple[int, ...]) -> Dims:
+    shift = len(batch) - len(sizes)
+    return tuple(Dim(f"b{i + shift}") if s == batch[i + shift] else None for i, s in enumerate(sizes))
+
+
+def _linear(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
+    """The bias would be added by every rank: without one, the inner dimension may be divided, too (`forms`)."""
+    if not is_known(node):
+        return None
+    rank = len(sizes_of(call["input"]))
+    rows = tuple(Dim(f"d{i}") for i in range(rank - 1))
+    has_bias = isinstance(call.get("bias"), Value)
+    inner = None if has_bias else _SUM
+    operands: tuple[Dims, ...] = ((*rows, inner), (_COLUMN, inner))
+    if has_bias:
+        operands = (*operands, (_COLUMN,))
+    return Correspondence(operands, ((*rows, _COLUMN),), {} if has_bias else {"k": "sum"}, () if has_bias else _EACH)
+
+
+def _addmm(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
+    if not is_known(node):
+        return None
+    added, made = sizes_of(call["self"]), results(node)[0].sizes
+    batch = (Dim("b"),) if len(made) == 3 else ()
+    result = (*batch, _ROW, _COLUMN)
+    shift = len(made) - len(added)
+    own = tuple(result[i + shift] if s == made[i + shift] else None for i, s in enumerate(added))
+    return Correspondence((own, (*batch, _ROW, None), (*batch, None, _COLUMN)), (result,))
+
+
+def _outer(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
+    return Correspondence(((_ROW,), (_COLUMN,)), ((_ROW, _COLUMN),), linear=_EACH) if is_known(node) else None
+
+
+_PRODUCTS = ("aten.matmul.default", "aten.mm.default", "aten.bmm.default", "aten.mv.default", "aten.dot.default")
+RULES: Mapping[str, Rule] = MappingProxyType({
+    **dict.fromkeys(_PRODUCTS, _matmul), "aten.linear.default": _linear, "aten.addmm.default": _addmm,
+    "aten.baddbmm.default": _addmm, "aten.outer.default": _outer,
+})  # fmt: skip

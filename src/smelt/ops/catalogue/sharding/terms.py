@@ -1,0 +1,65 @@
+"""Small things that rules are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from smelt.ir import Arg, Node, TensorType, TupleType, Value
+from smelt.ops.placements import Dim, Dims, LocalArguments
+
+
+def tensors(node: Node) -> list[TensorType]:
+    """The types of the tensors that a node takes, in order, repeats included. Raises: TypeError without sizes."""
+    return [v.type for v in node.operands() if isinstance(v.type, TensorType)]
+
+
+def results(node: Node) -> list[TensorType]:
+    """Those of its results, elements of a tuple one by one."""
+    found: list[TensorType] = []
+    for result in node.results:
+        types = result.type.elements if isinstance(result.type, TupleType) else (result.type,)
+        found += [t for t in types if isinstance(t, TensorType)]
+    return found
+
+
+def is_known(node: Node) -> bool:
+    """Whether all sizes are numbers, and all results tensors."""
+    count = sum(len(r.type.elements) if isinstance(r.type, TupleType) else 1 for r in node.results)
+    return len(results(node)) == count and all(t.is_static for t in (*tensors(node), *results(node)))
+
+
+def rank_of(arg: Arg) -> int:
+    """The number of dimensions of a tensor argument."""
+    assert isinstance(arg, Value) and isinstance(arg.type, TensorType)
+    return len(arg.type.sizes)
+
+
+def sizes_of(arg: Arg) -> tuple[int, ...]:
+    """Its sizes."""
+    assert isinstance(arg, Value) and isinstance(arg.type, TensorType)
+    return arg.type.sizes
+
+
+def numbered(count: int, but: Sequence[int] = ()) -> Dims:
+    """One label a dimension; None for those in `but`."""
+    return tuple(None if i in but else Dim(f"d{i}") for i in range(count))
+
+
+def dims_arg(arg: Arg, rank: int) -> tuple[int, ...] | None:
+    """A dimension, or a list of them, counted from the front; all for None or none. None where it is no number."""
+    if arg is None:
+        return tuple(range(rank))
+    given = arg if isinstance(arg, tuple) else (arg,)
+    if not all(type(d) is int for d in given):
+        return None
+    found = tuple(d % rank if rank else 0 for d in given if isinstance(d, int))
+    return found or tuple(range(rank))
+
+
+def said(name: str) -> LocalArguments:
+    """A rule for an argument that names the first result's sizes."""
+
+    def local(operands: Sequence[tuple[int, ...]], made: Sequence[tuple[int, ...]]) -> Mapping[str, Arg]:
+        return {name: made[0]}
+
+    return local

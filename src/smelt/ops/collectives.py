@@ -1,0 +1,225 @@
+"""What ranks tell each other, as operators: `dist.*`. Their last argument is the name of the mesh's axis.
+
+    %1: f32[8, 64] = dist.all_reduce(%0, "sum", "tp")
+    %2: f32[8, 64] = dist.all_gather(%1, 0, [4, 4], 1, 0, "tp")     of dimension 0 each rank has 4; this is rank 0
+    %3: f32[4, 64] = dist.shard(%2, 0, [4, 4], 1, 0, "tp")           what the rank has of it; nothing is sent
+
+Gradients follow from placements: the gradient of a tensor that all ranks have is one that all have, of a part it is
+that part, of a sum that of the sum. `dist.enter` is where ranks start to use a tensor that all have for different work:
+each has only its share of the gradient then, so they are added up. `dist.all_gather` with `entered` is both at once.
+
+Invariant: operators keep their order in a graph, since all ranks have to come to them in the same one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Protocol
+
+import torch
+
+from smelt.diag import SmeltError
+from smelt.ir import ANY, Arg, TensorType, Type, Value
+from smelt.ops.placements import Shard
+from smelt.ops.record import Emitter
+
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "dist.all_reduce", "dist.all_gather", "dist.reduce_scatter"
+ALL_TO_ALL, ENTER, SHARD, BROADCAST = "dist.all_to_all", "dist.enter", "dist.shard", "dist.broadcast"
+COLLECTIVES = frozenset((ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST))
+"""Those that send something."""
+
+
+class Communicator(Protocol):
+    """How one rank talks to the others along the axes of a mesh. Tensors come back whole, with memory of their own."""
+
+    def all_reduce(self, tensor: torch.Tensor, op: str, axis: str) -> torch.Tensor:
+        """The sum, or maximum, over the ranks."""
+        ...
+
+    def all_gather(self, tensor: torch.Tensor, shard: Shard, axis: str) -> torch.Tensor:
+        """The whole of what each rank has a part of."""
+        ...
+
+    def reduce_scatter(self, tensor: torch.Tensor, shard: Shard, axis: str) -> torch.Tensor:
+        """This rank's part of the sum over the ranks."""
+        ...
+
+    def all_to_all(self, tensor: torch.Tensor, had: Shard, wanted: Shard, axis: str) -> torch.Tensor:
+        """This rank's part in another division."""
+        ...
+
+    def broadcast(self, tensor: torch.Tensor, source: int, axis: str) -> torch.Tensor:
+        """What one rank has."""
+        ...
+
+    def send(self, tensor: torch.Tensor, target: int, axis: str, key: str) -> None:
+        """Send to a rank of the axis without waiting for it. key: what it is, the same on both sides."""
+        ...
+
+    def recv(self, like: torch.Tensor, source: int, axis: str, key: str) -> torch.Tensor:
+        """What a rank of the axis sent. like: a tensor of its size."""
+        ...
+
+
+_here = threading.local()
+
+
+@contextmanager
+def communicating(with_: Communicator) -> Iterator[None]:
+    """Let this thread's collectives run over a communicator for a while."""
+    before = getattr(_here, "communicator", None)
+    _here.communicator = with_
+    try:
+        yield
+    finally:
+        _here.communicator = before
+
+
+def communicator() -> Communicator:
+    """This thread's. Raises: SmeltError (S0644) where none is set."""
+    found: Communicator | None = getattr(_here, "communicator", None)
+    if found is None:
+        raise SmeltError(
+            "a collective has nobody to talk to", why="the graph is one rank's part of a program",
+            fix="run it as the module that s.build(mesh=...) gives, or by s.verify(mesh=...)", code="S0644",
+        )  # fmt: skip
+    return found
+
+
+# --- what they compute
+
+
+def all_reduce(tensor: torch.Tensor, op: str, axis: str) -> torch.Tensor:
+    return communicator().all_reduce(tensor, op, axis)
+
+
+def all_gather(
+    tensor: torch.Tensor, dim: int, sizes: Sequence[int], blocks: int, rank: int, axis: str, *, entered: bool = False
+) -> torch.Tensor:
+    return communicator().all_gather(tensor, Shard(dim, tuple(sizes), blocks), axis)
+
+
+def reduce_scatter(
+    tensor: torch.Tensor, dim: int, sizes: Sequence[int], blocks: int, rank: int, axis: str
+) -> torch.Tensor:
+    return communicator().reduce_scatter(tensor, Shard(dim, tuple(sizes), blocks), axis)
+
+
+def all_to_all(
+    tensor: torch.Tensor, dim: int, sizes: Sequence[int], blocks: int, to: int, to_sizes: Sequence[int], to_blocks: int,
+    rank: int, axis: str,
+) -> torch.Tensor:  # fmt: skip
+    had, wanted = Shard(dim, tuple(sizes), blocks), Shard(to, tuple(to_sizes), to_blocks)
+    return communicator().all_to_all(tensor, had, wanted, axis)
+
+
+def shard(tensor: torch.Tensor, dim: int, sizes: Sequence[int], blocks: int, rank: int, axis: str) -> torch.Tensor:
+    return part_of(tensor, Shard(dim, tuple(sizes), blocks), rank).clone(memory_format=torch.contiguous_format)
+
+
+def part_of(tensor: torch.Tensor, shard: Shard, rank: int) -> torch.Tensor:
+    """What a rank has of a whole tensor; a view where the dimension has one part."""
+    pieces = [tensor.narrow(shard.dim, start, end - start) for start, end in shard.ranges(rank)]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, shard.dim)
+
+
+def whole_of(pieces: Sequence[torch.Tensor], shard: Shard) -> torch.Tensor:
+    """The whole tensor of what all ranks have."""
+    if shard.blocks == 1:
+        return torch.cat(list(pieces), shard.dim)
+    split = [piece.split(size, shard.dim) for piece, size in zip(pieces, shard.sizes, strict=True) if size]
+    return torch.cat([one[k] for k in range(shard.blocks) for one in split], shard.dim)
+
+
+def enter(tensor: torch.Tensor, axis: str) -> torch.Tensor:
+    return tensor.clone()
+
+
+def broadcast(tensor: torch.Tensor, source: int, axis: str) -> torch.Tensor:
+    return communicator().broadcast(tensor, source, axis)
+
+
+# --- what types they give
+
+
+def _like(args: Sequence[Arg], dim: int | None = None, size: int = 0) -> tuple[Type, ...]:
+    first = args[0]
+    type_ = first.type if isinstance(first, Value) else None
+    if not isinstance(type_, TensorType) or type_.shape is None:
+        return (ANY,)
+    shape = list(type_.shape)
+    if dim is not None:
+        shape[dim] = size
+    return (TensorType(type_.dtype, tuple(shape), None, type_.device),)
+
+
+def same_type(args: Sequence[Arg]) -> tuple[Type, ...]:
+    """The operand's, row-major."""
+    return _like(args)
+
+
+def type_of_whole(args: Sequence[Arg]) -> tuple[Type, ...]:
+    """That of the tensor of which the operand is a part."""
+    shard = shard_of(args)
+    return _like(args, shard.dim, shard.total)
+
+
+def type_of_part(args: Sequence[Arg]) -> tuple[Type, ...]:
+    """That of what the rank has of the operand."""
+    shard, rank = shard_of(args), args[4]
+    assert isinstance(rank, int)
+    return _like(args, shard.dim, shard.local(rank))
+
+
+def type_of_moved(args: Sequence[Arg]) -> tuple[Type, ...]:
+    """Whole along one dimension, a part along another."""
+    (whole,), rank = type_of_whole(args), args[7]
+    assert isinstance(rank, int) and isinstance(whole, TensorType) and whole.shape is not None
+    wanted = shard_of(args, 4)
+    shape = list(whole.shape)
+    shape[wanted.dim] = wanted.local(rank)
+    return (TensorType(whole.dtype, tuple(shape), None, whole.device),)
+
+
+def shard_of(args: Sequence[Arg], start: int = 1) -> Shard:
+    """The division that three arguments say: dimension, sizes, blocks."""
+    dim, sizes, blocks = args[start : start + 3]
+    assert isinstance(dim, int) and isinstance(sizes, tuple) and isinstance(blocks, int)
+    return Shard(dim, tuple(int(s) for s in sizes if isinstance(s, int)), blocks)
+
+
+# --- their gradients: of the first operand, from that of the result
+
+
+def gradient_of_sum(b: Emitter, args: Sequence[Arg], kwargs: Mapping[str, Arg], grad: Value) -> Value:
+    return grad
+
+
+def gradient_of_enter(b: Emitter, args: Sequence[Arg], kwargs: Mapping[str, Arg], grad: Value) -> Value:
+    return b.call(ALL_REDUCE, grad, "sum", args[1])
+
+
+def gradient_of_gather(b: Emitter, args: Sequence[Arg], kwargs: Mapping[str, Arg], grad: Value) -> Value:
+    dim, sizes, blocks, rank, axis = args[1:]
+    if kwargs.get("entered"):
+        return b.call(REDUCE_SCATTER, grad, dim, sizes, blocks, rank, axis)
+    return b.call(SHARD, grad, dim, sizes, blocks, rank, axis)
+
+
+def gradient_of_part(b: Emitter, args: Sequence[Arg], kwargs: Mapping[str, Arg], grad: Value) -> Value:
+    dim, sizes, blocks, rank, axis = args[1:]
+    return b.call(ALL_GATHER, grad, dim, sizes, blocks, rank, axis)
+
+
+def gradient_of_move(b: Emitter, args: Sequence[Arg], kwargs: Mapping[str, Arg], grad: Value) -> Value:
+    had, wanted, (rank, axis) = args[1:4], args[4:7], args[7:9]
+    return b.call(ALL_TO_ALL, grad, *wanted, *had, rank, axis)
+
+
+GRADIENTS = MappingProxyType({
+    ALL_REDUCE: gradient_of_sum, ENTER: gradient_of_enter, ALL_GATHER: gradient_of_gather, SHARD: gradient_of_part,
+    REDUCE_SCATTER: gradient_of_part, ALL_TO_ALL: gradient_of_move,
+})  # fmt: skip

@@ -1,0 +1,205 @@
+"""Collectives over torch.distributed: one process a rank, a process group an axis of the mesh.
+
+gloo has no collective for uneven blocks, and its reduce-scatter is slower than its all-reduce of as many bytes
+(measured on torch 2.13), so blocks travel as rows of equal length.
+
+Ranks that do different things would get wrong sums from gloo, or wait until its time-out. So they compare notes: once
+when they are built, and with each call (`agree`). A rank that dies or stays away ends the others' collective with an
+error, at the latest at the group's time-out; all that are left write down where they are, and say who has not.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import monotonic, sleep
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from smelt._torch.collectives import default_store
+from smelt.diag import SmeltError
+from smelt.ops.collectives import part_of, whole_of
+from smelt.ops.placements import Shard
+from smelt.parallel.mesh import Mesh
+
+_OPS: Mapping[str, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+
+def mesh_of(mesh: DeviceMesh) -> Mesh:
+    """A DeviceMesh's axes. Raises: SmeltError (S0642) where they have no names."""
+    names = mesh.mesh_dim_names
+    if not names:
+        raise SmeltError(
+            "the mesh's axes have no names", why="steps name the axis that they are about", code="S0642",
+            fix='init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))',
+        )  # fmt: skip
+    return Mesh(tuple(zip(names, mesh.shape, strict=True)))
+
+
+class Groups:
+    """The communicator of one process."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.device_mesh, self.mesh = mesh, mesh_of(mesh)
+        coordinate = mesh.get_coordinate()
+        if coordinate is None:
+            raise SmeltError(
+                "this process is no rank of the mesh", why=f"it is rank {dist.get_rank()} of {dist.get_world_size()}",
+                fix="build the mesh over all processes", code="S0642",
+            )  # fmt: skip
+        self.here = dict(zip(self.mesh.names, coordinate, strict=True))
+        self.rank = self.mesh.rank_at(self.here)
+        self._sent: list[tuple[Any, torch.Tensor]] = []
+        self._done = 0  # collectives so far, of this rank
+        self.groups = {axis: mesh.get_group(axis) for axis in self.mesh.names}
+
+    def all_reduce(self, tensor: torch.Tensor, op: str, axis: str) -> torch.Tensor:
+        """As of `Communicator`."""
+        made = tensor.clone(memory_format=torch.contiguous_format)
+        with self._watching("all_reduce", axis):
+            dist.all_reduce(made, _OPS[op], self.groups[axis])
+        return made
+
+    def all_gather(self, tensor: torch.Tensor, shard: Shard, axis: str) -> torch.Tensor:
+        """As of `Communicator`."""
+        rows = _rows(tensor, shard, max(shard.sizes) * shard.blocks)
+        made = rows.new_empty((len(shard.sizes) * rows.shape[0], *rows.shape[1:]))
+        with self._watching("all_gather", axis):
+            dist.all_gather_into_tensor(made, rows, self.groups[axis])
+        return _joined(made.chunk(len(shard.sizes)), shard)
+
+    def reduce_scatter(self, tensor: torch.Tensor, shard: Shard, axis: str) -> torch.Tensor:
+        """As of `Communicator`."""
+        whole = self.all_reduce(tensor, "sum", axis)
+        return part_of(whole, shard, self.here[axis]).clone(memory_format=torch.contiguous_format)
+
+    def all_to_all(self, tensor: torch.Tensor, had: Shard, wanted: Shard, axis: str) -> torch.Tensor:
+        """As of `Communicator`."""
+        count, here = len(had.sizes), self.here[axis]
+        given = [part_of(tensor, wanted, rank).contiguous() for rank in range(count)]
+        shape = list(given[here].shape)
+        got = []
+        for rank in range(count):
+            shape[had.dim] = had.local(rank)
+            got.append(tensor.new_empty(shape))
+        flat_in = torch.cat([one.reshape(-1) for one in given])
+        flat_out = flat_in.new_empty(sum(one.numel() for one in got))
+        counts = [one.numel() for one in got], [one.numel() for one in given]
+        with self._watching("all_to_all", axis):
+            dist.all_to_all_single(flat_out, flat_in, *counts, self.groups[axis])
+        pieces = [p.view(one.shape) for p, one in zip(flat_out.split([o.numel() for o in got]), got, strict=True)]
+        return whole_of(pieces, had).contiguous()
+
+    def broadcast(self, tensor: torch.Tensor, source: int, axis: str) -> torch.Tensor:
+        """As of `Communicator`."""
+        made = tensor.clone(memory_format=torch.contiguous_format)
+        with self._watching("broadcast", axis):
+            dist.broadcast(made, group=self.groups[axis], group_src=source)
+        return made
+
+    def send(self, tensor: torch.Tensor, target: int, axis: str, key: str) -> None:
+        """As of `Communicator`."""
+        own = tensor.contiguous()
+        handle = dist.isend(own, group=self.groups[axis], group_dst=target, tag=_tag(key))
+        self._sent = [(one, kept) for one, kept in self._sent if not one.is_completed()]
+        self._sent.append((handle, own))  # its memory has to last until it has gone
+
+    def recv(self, like: torch.Tensor, source: int, axis: str, key: str) -> torch.Tensor:
+        """As of `Communicator`."""
+        with self._watching(f"recv of {key}", axis):
+            dist.recv(like, group=self.groups[axis], group_src=source, tag=_tag(key))
+        return like
+
+    def agree(self, said: str) -> None:
+        """Compare notes with all ranks of the mesh. Raises: SmeltError (S0643) on all where one differs."""
+        number = zlib.crc32(said.encode())
+        ends = torch.tensor([number, -number])
+        with self._watching("comparing notes", ""):
+            dist.all_reduce(ends, dist.ReduceOp.MAX)
+        if ends[0] == number and ends[1] == -number:
+            return
+        told: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(told, said)
+        raise disagreement(told)
+
+    @contextmanager
+    def _watching(self, what: str, axis: str) -> Iterator[None]:
+        """Make of an error in a collective one that says which rank is missing."""
+        self._done += 1
+        try:
+            yield
+        except RuntimeError as error:
+            raise self._lost(what, axis, error) from error
+
+    def _lost(self, what: str, axis: str, error: RuntimeError) -> SmeltError:
+        own, everyone = dist.get_rank(), range(dist.get_world_size())
+        place = f"collective {self._done}, {what}" + (f" along {axis!r}" if axis else "")
+        here = _notes(own, f"is at {place}", everyone)
+        missing = [rank for rank in everyone if rank not in here]
+        names = ", ".join(f"rank {rank} ({self._where(rank)})" for rank in missing) or "a rank"
+        notes = tuple(f"rank {rank} {text}" for rank, text in sorted(here.items()))
+        return SmeltError(
+            f"{names} did not come to {place}", why=str(error).splitlines()[0][:300], notes=notes, code="S0644",
+            fix="look at the output of that rank: it has ended, waits elsewhere, or takes longer than the time-out",
+        )  # fmt: skip
+
+    def _where(self, rank: int) -> str:
+        return self.mesh.where(rank) if rank < self.mesh.size else "outside the mesh"
+
+
+def disagreement(told: Sequence[str]) -> SmeltError:
+    """Of ranks that would do different things."""
+    other = next((rank for rank, said in enumerate(told) if said != told[0]), 0)
+    first, second = told[0].splitlines(), told[other].splitlines()
+    at = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
+    line = [lines[at] if at < len(lines) else "nothing more" for lines in (first, second)]
+    return SmeltError(
+        f"rank {other} would do something else than rank 0", why=f"rank 0 has {line[0]}; rank {other} has {line[1]}",
+        fix="run the same program on all ranks, with inputs of the same sizes, and the same modes", code="S0643",
+    )  # fmt: skip
+
+
+_WAIT_S = 3.0
+
+
+def _notes(own: int, text: str, everyone: Iterable[int]) -> dict[int, str]:
+    """What ranks that are still there say, this one among them; others get a few seconds to come."""
+    found, store = {own: text}, default_store()
+    if store is None:
+        return found
+    try:
+        store.set(f"smelt/lost/{own}", text)
+        deadline = monotonic() + _WAIT_S
+        left = [rank for rank in everyone if rank != own]
+        while left and monotonic() < deadline:
+            came = [rank for rank in left if store.check([f"smelt/lost/{rank}"])]
+            found |= {rank: store.get(f"smelt/lost/{rank}").decode() for rank in came}
+            left = [rank for rank in left if rank not in came]
+            sleep(0.05)
+    except RuntimeError:
+        pass  # the process that kept the notes is the one that has gone
+    return found
+
+
+def _tag(key: str) -> int:
+    """A number for what is sent, the same in every process."""
+    return zlib.crc32(key.encode()) & 0x3FFFFFFF
+
+
+def _rows(tensor: torch.Tensor, shard: Shard, count: int) -> torch.Tensor:
+    """A part as `count` rows along its dimension."""
+    rows = tensor.movedim(shard.dim, 0).contiguous()
+    if rows.shape[0] < count:
+        rows = torch.cat([rows, rows.new_zeros((count - rows.shape[0], *rows.shape[1:]))])
+    return rows
+
+
+def _joined(pieces: tuple[torch.Tensor, ...], shard: Shard) -> torch.Tensor:
+    """The whole of what all ranks sent as rows."""
+    own = [piece[: shard.local(rank)] for rank, piece in enumerate(pieces)]
+    whole = whole_of(own, Shard(0, shard.sizes, shard.blocks))
+    return whole.movedim(0, shard.dim).contiguous()

@@ -1,0 +1,266 @@
+"""A program as one rank of a mesh runs it: partitioned along each axis in turn, gradients written, compiled.
+
+whole program ── partition along "tp" ──▶ part ── along "dp" ──▶ part of a part ──▶ forward and backward, natively
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from smelt.autodiff import state_as_inputs
+from smelt.compiler.trainable import Native, Trainable
+from smelt.compiler.unit import machine_code
+from smelt.diag import Options, SmeltError
+from smelt.ir import STATE_OPS, Graph, TensorType, values_in
+from smelt.ops.collectives import Communicator, communicating, part_of
+from smelt.ops.placements import Placement, Shard, evenly
+from smelt.parallel.local import localize
+from smelt.parallel.marks import Batch, Divide, Mark, Pipeline, Stored
+from smelt.parallel.mesh import Mesh
+from smelt.parallel.partition import Moved, partition
+from smelt.parallel.syncs import check_syncs, syncs_of
+
+
+@dataclass(slots=True)
+class Parted:
+    """One rank's part of a program. axes: in the order in which it was divided.
+
+    inputs, state: by name or path, how each lies along each axis; only divided ones. outputs: the same, by number.
+    names: of parameters with several names, the one that the program uses.
+    """
+
+    graph: Graph
+    mesh: Mesh
+    rank: int
+    axes: tuple[str, ...]
+    inputs: dict[str, dict[str, Shard]]
+    state: dict[str, dict[str, Shard]]
+    outputs: list[dict[str, Shard]]
+    moves: list[tuple[str, Moved]] = field(default_factory=list)
+
+    names: dict[str, str] = field(default_factory=dict)
+
+    def state_of(self, path: str) -> dict[str, Shard]:
+        """How a parameter or buffer lies, by any of its names."""
+        return self.state.get(self.names.get(path, path), {})
+
+    def of_output(self, number: int, whole: torch.Tensor) -> torch.Tensor:
+        """What the rank has of an output."""
+        return self._part(self.outputs[number], whole)
+
+    def local(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """What the rank has of a whole input, parameter or buffer; a view where it can be one."""
+        return self._part(self.inputs.get(name) or self.state_of(name), whole)
+
+    def _part(self, lies: Mapping[str, Shard], whole: torch.Tensor) -> torch.Tensor:
+        here = self.mesh.coordinates(self.rank)
+        for axis, shard in lies.items():
+            whole = part_of(whole, shard, here[axis])
+        return whole
+
+
+def parted(graph: Graph, mesh: Mesh, rank: int, marks: Sequence[Mark], ties: Mapping[str, str]) -> Parted:
+    """A functional graph as a rank computes it. ties: the first name of each parameter that has several.
+
+    Raises: SmeltError (S0641, S0642) where the marks do not fit the graph or the mesh.
+    """
+    here = mesh.coordinates(rank)
+    found = Parted(graph, mesh, rank, (), {}, {}, [{} for _ in graph.outputs])
+    by_first = {ties.get(path, path): path for n in graph.walk() if n.op in STATE_OPS for path in (str(n.args[0]),)}
+    found.names = {other: by_first[first] for other, first in ties.items() if first in by_first}
+    for axis in _in_order(mesh, marks):
+        ranks = mesh.extent(axis)
+        own = [mark for mark in marks if getattr(mark, "axis", "") == axis]
+        given, gathered = _given(found.graph, axis, ranks, own, ties)
+        batch = any(isinstance(mark, Batch) for mark in own)
+        wanted = syncs_of(found.graph, own, ranks)
+        outputs: list[Placement | None] | None = [None] * len(graph.outputs) if batch else None
+        made = partition(
+            found.graph, axis, ranks, here[axis], given, outputs=outputs, syncs=wanted.placements, gathered=gathered,
+            is_batch=batch,
+        )  # fmt: skip
+        check_syncs(wanted, made)
+        found.graph = made.graph
+        found.axes = (*found.axes, axis)
+        found.moves += [(axis, move) for move in made.moves]
+        for name, at in made.inputs.items():
+            if isinstance(at, Shard):
+                where = found.inputs if name in {v.name for v in graph.inputs} else found.state
+                where.setdefault(name, {})[axis] = at
+        for number, at in enumerate(made.outputs):
+            if isinstance(at, Shard):
+                found.outputs[number][axis] = at
+    return found
+
+
+def _in_order(mesh: Mesh, marks: Sequence[Mark]) -> list[str]:
+    """The axes to divide along: those of weights first, since what is stored divided is divided once more."""
+    space = [mark for mark in marks if not isinstance(mark, Pipeline)]
+    used = {axis: min(_rank_of(m) for m in space if getattr(m, "axis", "") == axis) for axis in _used(mesh, space)}
+    return sorted(used, key=lambda axis: (used[axis], mesh.names.index(axis)))
+
+
+def _used(mesh: Mesh, marks: Sequence[Mark]) -> list[str]:
+    named = {axis for mark in marks if (axis := getattr(mark, "axis", ""))}
+    for axis in sorted(named):
+        mesh.extent(axis)
+    return [axis for axis in mesh.names if axis in named]
+
+
+def _rank_of(mark: Mark) -> int:
+    return 1 if isinstance(mark, Batch | Stored) else 0
+
+
+def _given(
+    graph: Graph, axis: str, ranks: int, marks: Sequence[Mark], ties: Mapping[str, str]
+) -> tuple[dict[str, Placement], frozenset[str]]:
+    """How inputs and state lie along an axis, and what of it is used whole."""
+    types = {v.name: v.type for v in graph.inputs}
+    state = {str(n.args[0]): n.result.type for n in graph.walk() if n.op in STATE_OPS}
+    first = {ties.get(name, name): name for name in state}
+    given: dict[str, Placement] = {}
+    said: dict[str, Divide] = {}
+    for mark in marks:
+        if isinstance(mark, Divide):
+            path = first.get(ties.get(mark.name, mark.name))
+            if path is None:
+                continue  # the program does not use it
+            _check_twice(said, path, mark)
+            given[path] = _shard(mark, state[path], ranks)
+            said[path] = mark
+    gathered: set[str] = set()
+    for mark in marks:
+        if isinstance(mark, Stored):
+            for path, type_ in state.items():
+                if path not in given and _is_under(path, mark.path) and _can_be_stored(graph, path, type_, ranks):
+                    assert isinstance(type_, TensorType)
+                    given[path] = Shard(0, evenly(type_.sizes[0], ranks))
+                    gathered.add(path)
+        elif isinstance(mark, Batch):
+            given |= batches(mark, types, ranks)
+    return given, frozenset(gathered)
+
+
+def _is_under(path: str, root: str) -> bool:
+    return not root or path == root or path.startswith(root + ".")
+
+
+def _can_be_stored(graph: Graph, path: str, type_: object, ranks: int) -> bool:
+    is_param = any(n.op == "param" and str(n.args[0]) == path for n in graph.walk())
+    return is_param and isinstance(type_, TensorType) and len(type_.sizes) > 0 and type_.sizes[0] >= ranks
+
+
+def _check_twice(said: Mapping[str, Divide], path: str, mark: Divide) -> None:
+    other = said.get(path)
+    if other is not None and (other.dim, other.blocks, other.unit) != (mark.dim, mark.blocks, mark.unit):
+        raise SmeltError(
+            f"{mark.name} is divided twice along {mark.axis!r}", mark.where, code="S0641",
+            why=f"it is {other.name}, which is divided along dimension {other.dim} at {other.where}",
+            fix="leave one of the steps out",
+        )  # fmt: skip
+
+
+def _shard(mark: Divide, type_: object, ranks: int) -> Shard:
+    assert isinstance(type_, TensorType)
+    if not -len(type_.sizes) <= mark.dim < len(type_.sizes):
+        raise SmeltError(
+            f"{mark.name} has no dimension {mark.dim}", mark.where, why=f"its sizes are {list(type_.sizes)}",
+            code="S0641",
+        )  # fmt: skip
+    dim = mark.dim % len(type_.sizes)
+    size, block = type_.sizes[dim], mark.blocks * mark.unit
+    if size % block:
+        raise SmeltError(
+            f"{mark.name} cannot be divided along dimension {dim}", mark.where, code="S0641",
+            why=f"its {size} elements are not {mark.blocks} blocks of units of {mark.unit}",
+            fix="correct blocks or unit",
+        )  # fmt: skip
+    if size // block < ranks:
+        raise SmeltError(
+            f"{mark.name} cannot be divided along dimension {dim} among {ranks} ranks", mark.where, code="S0641",
+            why=f"it has {size // block} unit{'s' * (size // block != 1)} of {mark.unit} element"
+            f"{'s' * (mark.unit != 1)} there" + (f" in each of {mark.blocks} blocks" if mark.blocks > 1 else ""),
+            fix=f"build with a mesh that has at most {size // block} ranks along {mark.axis!r}",
+        )  # fmt: skip
+    return Shard(dim, tuple(n * mark.unit for n in evenly(size // block, ranks)), mark.blocks)
+
+
+def batches(mark: Batch, types: Mapping[str, object], ranks: int) -> dict[str, Placement]:
+    """How the inputs of a batch fall to the ranks of an axis. Raises: SmeltError (S0641)."""
+    tensors = {n: t for n, t in types.items() if isinstance(t, TensorType) and t.sizes}
+    missing = [name for name in mark.inputs if name not in tensors]
+    if missing:
+        raise SmeltError(
+            f"the program has no tensor input {missing[0]!r}", mark.where, why=f"it has {', '.join(tensors) or 'none'}",
+            code="S0641",
+        )  # fmt: skip
+    names = mark.inputs or tuple(tensors)
+    if not names:
+        raise SmeltError("there is no input to divide", mark.where, why="no input is a tensor", code="S0641")
+    count = tensors[names[0]].sizes[0]
+    chosen = [name for name in names if tensors[name].sizes[0] == count]
+    if count < ranks:
+        raise SmeltError(
+            f"a batch of {count} cannot be divided among {ranks} ranks", mark.where, code="S0641",
+            why=f"the first dimension of {chosen[0]} has {count} element{'s' * (count != 1)}",
+            fix="give example inputs with a larger batch: that of all ranks together",
+        )  # fmt: skip
+    return {name: Shard(0, evenly(count, ranks)) for name in chosen}
+
+
+# --- as code
+
+
+class PartedProgram(Trainable):
+    """A part as one node of autograd, whose collectives go over a communicator (None: over the thread's)."""
+
+    def __init__(
+        self, graph: Graph, requires: Sequence[bool], options: Options, with_: Communicator | None,
+        unseen: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.with_ = with_
+        super().__init__(graph, requires, options, machine_code(options), unseen=unseen, finish=type(self).finish)
+
+    finish = staticmethod(localize)
+
+    def _talking(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.with_ is None else communicating(self.with_)
+
+    def run_forward(
+        self, inputs: Sequence[Any], outputs: list[Any], given: Sequence[Any]
+    ) -> tuple[tuple[Any, ...], list[Any]]:
+        """As of `Trainable`."""
+        with self._talking():
+            return super().run_forward(inputs, outputs, given)
+
+    def run_backward(self, saved: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
+        """As of `Trainable`."""
+        with self._talking():
+            return super().run_backward(saved, grads)
+
+
+class PartedInference:
+    """A part without gradients."""
+
+    def __init__(self, graph: Graph, options: Options, with_: Communicator | None) -> None:
+        self.with_ = with_
+        graph = graph.clone()
+        localize(graph)
+        self.native = Native(graph, options, machine_code(options))
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """The graph's outputs."""
+        with nullcontext() if self.with_ is None else communicating(self.with_):
+            return self.native(inputs)
+
+
+def flat(graph: Graph) -> tuple[Graph, tuple[tuple[str, str], ...], tuple[str, ...]]:
+    """A graph with its state as inputs, where that is, and which of them it writes to without autograd's knowledge."""
+    made, places = state_as_inputs(graph)
+    written = {v.name for node in made.body if node.op == "write" for v in values_in(node.args[0])}
+    return made, places, tuple(sorted(written))

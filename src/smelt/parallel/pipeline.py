@@ -1,0 +1,472 @@
+"""A program as stages, cut by its dataflow: what a later stage uses of an earlier one is sent to it, whatever it is.
+
+    batch ── microbatches ──▶ stage 0 ──▶ stage 1 ──▶ stage 2
+                                 └───────── a skip ──────▲
+
+A batch in microbatches is one more axis that the program is partitioned along, in time instead of space: so means over
+the batch, dropout's numbers and ignored targets come out as for the whole batch. What depends on no parameter (masks,
+rotary tables, counts of targets) is computed where it is used, once a step, and never sent.
+
+Invariant: the sum of what microbatches give is what the batch gives. A program in which parameters' results of
+different microbatches meet before they are summed (batch norm in training) is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from smelt.analysis import used_by
+from smelt.analysis.cost import cost
+from smelt.autodiff.activity import active_values
+from smelt.diag import SmeltError, Span
+from smelt.ir import STATE_OPS, Arg, Device, Graph, Node, Region, TensorType, Value, clone_node, map_values, values_in
+from smelt.ops import collectives as dist
+from smelt.ops.collectives import shard_of
+from smelt.ops.effects import alias_of, effects
+from smelt.ops.lowering import GraphEmitter
+from smelt.ops.placements import Placement, Shard
+from smelt.ops.registry import arguments_of, schema_of
+from smelt.parallel.partition import partition
+from smelt.rewrite import Rewriter
+
+TIME = "microbatch"
+"""The axis of time."""
+
+
+@dataclass(slots=True)
+class Given:
+    """A value that is computed before the stages, once a step: of which microbatch which part is used.
+
+    is_sum: it is the sum over microbatches of a value of each. shard: how a whole one falls into microbatches; None
+    where each uses all of it.
+    """
+
+    name: str
+    is_sum: bool
+    shard: Shard | None
+
+
+@dataclass(slots=True)
+class Stage:
+    """inputs: where each of the graph's comes from: "input", "given" or "value" with its name. outputs: the names of
+    the values that it gives, the program's outputs among them by number. work: in operations, as a part of all.
+    """
+
+    number: int
+    graph: Graph
+    inputs: list[tuple[str, str]]
+    outputs: list[str]
+    results: dict[int, int] = field(default_factory=dict)
+    work: float = 0.0
+
+
+@dataclass(slots=True)
+class Crossing:
+    """A value that stages use of an earlier one. is_active: gradients come back for it."""
+
+    name: str
+    type: TensorType
+    source: int
+    targets: tuple[int, ...]
+    is_active: bool
+
+
+@dataclass(slots=True)
+class Pipelined:
+    """sums, wholes: compute what is given, of each microbatch, and once a step. inputs: how they fall into
+    microbatches; outputs: how what microbatches give becomes one.
+    """
+
+    stages: list[Stage]
+    microbatches: int
+    crossings: dict[str, Crossing]
+    given: list[Given]
+    sums: Graph
+    wholes: Graph
+    inputs: dict[str, Placement]
+    outputs: list[Placement]
+    ties: dict[str, tuple[int, ...]]
+
+
+def pipelined(
+    graph: Graph, count: int, microbatches: int, batch: Mapping[str, Placement], trained: Collection[str],
+    cuts: Sequence[tuple[str, Span | None]] = (), where: Span | None = None,
+) -> Pipelined:  # fmt: skip
+    """Cut a functional graph into `count` stages.
+
+    batch: the inputs that fall into microbatches, and how. trained: the paths of parameters that have gradients. cuts:
+    modules behind which stages end, with the lines that say so; by default stages of equal work.
+    Raises: SmeltError (S0641) where the program has no such stages or microbatches.
+    """
+    graph = graph.clone()
+    spell_dropout(graph)
+    wanted: list[Placement | None] = [None] * len(graph.outputs)
+    made = partition(graph, TIME, microbatches, 0, batch, outputs=wanted, in_time=True)
+    graph = made.graph
+    _check_writes(graph, where)
+    free = param_free(graph)
+    given, sums, wholes = _lift(graph, free, where)
+    free = param_free(graph) | _views_of_state(graph)
+    nodes = [n for n in graph.body if n.op not in STATE_OPS and not set(n.results) <= free]
+    work = _work_of_all(graph, nodes, microbatches)
+    ends = _ends_of_cuts(nodes, cuts, count) if cuts else balanced(nodes, work, free, count, where)
+    number: dict[Node, int] = {}
+    stage = 0
+    for i, node in enumerate(nodes):
+        while stage < len(ends) and i >= ends[stage]:
+            stage += 1
+        number[node] = stage
+    sources = [n.result for n in graph.walk() if n.op in STATE_OPS and str(n.args[0]) in trained]
+    active = active_values(graph, sources)
+    crossings = _crossings(graph, nodes, number, active)
+    stages = [_stage(graph, k, nodes, number, crossings, dict(zip(nodes, work, strict=True))) for k in range(count)]
+    _weigh(stages)
+    users: dict[str, set[int]] = {}
+    for one in stages:
+        for node in one.graph.walk():
+            if node.op == "param":
+                users.setdefault(str(node.args[0]), set()).add(one.number)
+    ties = {path: tuple(sorted(at)) for path, at in users.items() if len(at) > 1 and path in trained}
+    inputs = {name: at for name, at in made.inputs.items() if name in {v.name for v in graph.inputs}}
+    return Pipelined(stages, microbatches, crossings, given, sums, wholes, inputs, made.outputs, ties)
+
+
+def spell_dropout(graph: Graph) -> None:
+    """Write dropout as a product with numbers that are drawn by themselves: the same that it would draw."""
+    rewriter = Rewriter(graph)
+    emitter = GraphEmitter(rewriter.builder, rewriter.adopt)
+    for node in list(graph.walk()):
+        schema = schema_of(node.op)
+        if node.op != "aten.dropout.default" or schema is None or not effects(node).rng:
+            continue
+        call = arguments_of(schema, node.args, node.kwargs)
+        type_ = node.result.type
+        assert isinstance(type_, TensorType)
+        with rewriter.builder.at(node):
+            ones = emitter.call("aten.ones.default", type_.sizes, dtype=type_.dtype, device=Device(type_.device))
+            noise = emitter.call("aten.dropout.default", ones, call["p"], True)
+            rewriter.replace_node(node, (emitter.call("aten.mul.Tensor", call["input"], noise),))
+
+
+def param_free(graph: Graph) -> set[Value]:
+    """The values that depend on no parameter."""
+    bound = {n.result for n in graph.walk() if n.op == "param"}
+    for node in graph.body:
+        if any(v in bound for v in used_by(node)):
+            bound.update(node.results)
+    return {v for v in graph.values() if v not in bound}
+
+
+def _views_of_state(graph: Graph) -> set[Value]:
+    """Views of parameters and buffers: each stage has its own."""
+    found = {n.result for n in graph.walk() if n.op in STATE_OPS}
+    for node in graph.body:
+        source: Arg = None if node.regions or len(node.results) != 1 else alias_of(node)
+        source = node.args[0] if node.op == dist.ENTER else source
+        if isinstance(source, Value) and source in found:
+            found.add(node.result)
+    return found
+
+
+def _check_writes(graph: Graph, where: Span | None) -> None:
+    found = next((node for node in graph.walk() if node.op == "write"), None)
+    if found is not None:
+        target = found.args[0]
+        name = target.node.args[0] if isinstance(target, Value) and target.node is not None else "an input"
+        raise SmeltError(
+            f"{name} is written to, and a pipeline would do so once a microbatch", found.span or where,
+            why="the whole batch writes once", fix="leave the buffer unchanged (eval mode of its module)", code="S0641",
+        )  # fmt: skip
+
+
+# --- what is computed before the stages
+
+
+def _lift(graph: Graph, free: set[Value], where: Span | None) -> tuple[list[Given], Graph, Graph]:
+    """Make inputs of what microbatches have in common, or draw; the graphs that compute it."""
+    rewriter, found = Rewriter(graph), list[tuple[Given, Value, Node]]()
+    shards = {dist.SHARD, dist.ALL_REDUCE, dist.ALL_GATHER}
+    for node in list(graph.body):
+        over_time = node.op in shards and node.args[-1] == TIME
+        draws = not node.regions and effects(node).rng
+        if node.op in dist.COLLECTIVES and node.args[-1] == TIME and node.op != dist.ALL_REDUCE:
+            raise _coupled(node, where)
+        if not over_time and not draws:
+            continue
+        source = node.args[0] if over_time else node.result
+        assert isinstance(source, Value)
+        if source not in free:
+            raise _coupled(node, where)
+        name = f"given_{len(found)}"
+        shard = shard_of(node.args) if node.op == dist.SHARD else None
+        found.append((Given(name, node.op == dist.ALL_REDUCE, shard), source, node))
+    before = graph.clone()
+    by_name = {value.name: value for value in before.values()}
+    sums = [by_name[source.name] for one, source, _ in found if one.is_sum]
+    wholes = [by_name[source.name] for one, source, _ in found if not one.is_sum]
+    for one, _, node in found:
+        made = rewriter.builder.add_param(graph.body, one.name, node.result.type)
+        rewriter.replace_node(node, (made,))
+    _drop_dead(rewriter, graph)
+    parts = [one for one, _, _ in found]
+    return parts, _only(before, "sums", sums), _only(before, "wholes", wholes)
+
+
+def _coupled(node: Node, where: Span | None) -> SmeltError:
+    return SmeltError(
+        "microbatches cannot be computed apart", node.span or where,
+        why=f"{node.op} needs what parameters make of all of them at once",
+        fix="use one microbatch, or a layer that looks at each sample alone (group norm for batch norm)", code="S0641",
+    )  # fmt: skip
+
+
+def _drop_dead(rewriter: Rewriter, graph: Graph) -> None:
+    for node in reversed(list(graph.body)):
+        acts = effects(node)
+        if not any(r.users for r in node.results) and acts.is_pure:
+            rewriter.erase(node)
+
+
+def _only(graph: Graph, name: str, outputs: Sequence[Value]) -> Graph:
+    """The part of a graph that computes some values, with all of its inputs; draws in their order."""
+    needed = _needed(outputs, lambda value: False)
+    made = Graph(name)
+    made.constants = dict(graph.constants)
+    mapping: dict[Value, Arg] = {}
+    for value in graph.inputs:
+        copied = Value(value.name, value.type, made.body)
+        made.body.params.append(copied)
+        mapping[value] = copied
+    for node in graph.body:
+        if node in needed:
+            made.body.insert(clone_node(node, mapping))
+    made.body.set_yields(tuple(mapping[v] for v in outputs))
+    return made
+
+
+def _needed(values: Iterable[Value], stops: Callable[[Value], bool]) -> set[Node]:
+    found: set[Node] = set()
+    pending = list(values)
+    while pending:
+        value = pending.pop()
+        node = value.node
+        if node is None or node in found or stops(value):
+            continue
+        found.add(node)
+        pending += used_by(node)
+    return found
+
+
+# --- where stages end
+
+
+def _ends_of_cuts(nodes: Sequence[Node], cuts: Sequence[tuple[str, Span | None]], count: int) -> list[int]:
+    ends = []
+    for path, where in cuts:
+        inside = [i for i, node in enumerate(nodes) if _is_under(node.scope, path)]
+        if not inside:
+            raise SmeltError(
+                f"no stage can end behind {path}", where, why="the program computes nothing of parameters there",
+                fix="name a module that the program calls", code="S0641",
+            )  # fmt: skip
+        ends.append(inside[-1] + 1)
+    if len(ends) != count - 1:
+        raise SmeltError(
+            f"{len(ends) + 1} stages end behind modules that steps name, and {count} are to be made", cuts[0][1],
+            fix=f"name {count - 1} modules, or none: then stages are of equal work", code="S0641",
+        )  # fmt: skip
+    return sorted(ends)
+
+
+def _is_under(path: str, root: str) -> bool:
+    return path == root or path.startswith(root + ".")
+
+
+_PER_BYTE = 130.0
+"""Operations that take as long as a byte that is sent, there and its gradient back: 100 GFLOP/s beside 1.5 GB/s."""
+_PER_PARAMETER = 300.0
+"""Operations that take as long as one parameter's update by AdamW, once a step."""
+
+
+def _work_of_all(graph: Graph, nodes: Sequence[Node], microbatches: int) -> list[float]:
+    """The work of each node for one microbatch, forward and backward, with its share of the update of parameters that
+    it is the first to use."""
+    seen: set[str] = set()
+    found = []
+    for node in nodes:
+        total = 3 * work_of(node)
+        for value in _needed_state(node):
+            path, type_ = str(value.node.args[0]) if value.node is not None else "", value.type
+            if path not in seen and isinstance(type_, TensorType):
+                seen.add(path)
+                total += _PER_PARAMETER * type_.numel / microbatches
+        found.append(total)
+    return found
+
+
+def _needed_state(node: Node) -> Iterator[Value]:
+    pending = list(used_by(node))
+    while pending:
+        value = pending.pop()
+        if value.node is not None and value.node.op == "param":
+            yield value
+        elif value.node is not None and (value.node.op == dist.ENTER or alias_of(value.node) is not None):
+            pending += value.node.operands()
+
+
+def balanced(
+    nodes: Sequence[Node], weights: Sequence[float], free: Collection[Value], count: int, where: Span | None = None
+) -> list[int]:
+    """Where stages end so that the longest takes as little as can be, what it sends counted.
+
+    Raises: SmeltError (S0641) where there are too few places.
+    """
+    work = [0.0, *accumulate(weights)]
+    sent = _sent_at(nodes, free)
+    least = sorted(sent[1:-1])[: max(4 * count, len(sent) // 8)]
+    limit = 2 * least[-1] if least else 0
+    places = [i for i in range(1, len(nodes)) if sent[i] <= limit]
+    if len(places) < count - 1:
+        raise SmeltError(
+            f"the program does not fall into {count} stages", where, code="S0641",
+            why=f"there are {len(places)} points between which little is sent", fix="use fewer stages",
+        )  # fmt: skip
+    # least[k][j]: the longest of k + 1 stages that end at place j, and where the last of them begins.
+    price = {i: work[i] for i in (0, *places, len(nodes))}
+    spots = [0, *places, len(nodes)]
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}  # by place: the longest stage, and all ends
+    for k in range(count):
+        following: dict[int, tuple[float, tuple[int, ...]]] = {}
+        for end in spots[1:] if k < count - 1 else [len(nodes)]:
+            for begin, (longest, ends) in best.items():
+                if begin >= end or (k == count - 1) != (end == len(nodes)):
+                    continue
+                now = max(longest, price[end] - price[begin] + _PER_BYTE * sent[end])
+                if end not in following or now < following[end][0]:
+                    following[end] = (now, (*ends, end))
+        best = following
+    if len(nodes) not in best:
+        raise SmeltError(f"the program does not fall into {count} stages", where, fix="use fewer", code="S0641")
+    return list(best[len(nodes)][1][:-1])
+
+
+def work_of(node: Node) -> float:
+    """What a node costs, in operations: products by theirs, others by the bytes that they move."""
+    found = cost(node)
+    return max(float(found.flops), 4.0 * found.nbytes)
+
+
+def _sent_at(nodes: Sequence[Node], free: Collection[Value]) -> list[int]:
+    """Bytes that a cut before each node would send."""
+    sent = [0] * (len(nodes) + 1)
+    place = {node: i for i, node in enumerate(nodes)}
+    for i, node in enumerate(nodes):
+        for value in node.results:
+            last = max((place[u] for u in _users(value) if u in place), default=i)
+            if isinstance(value.type, TensorType) and value not in free:
+                for k in range(i + 1, last + 1):
+                    sent[k] += value.type.nbytes
+            elif not isinstance(value.type, TensorType):
+                for k in range(i + 1, last + 1):
+                    sent[k] += 1 << 50  # a tuple is unpacked where it is made
+    return sent
+
+
+def _users(value: Value) -> list[Node]:
+    """The nodes of the graph's body that use a value, from inside of their regions, too."""
+    found = []
+    for user in value.users:
+        node = user if isinstance(user, Node) else user.owner if isinstance(user.owner, Node) else None
+        while node is not None and isinstance(node.parent, Region) and isinstance(node.parent.owner, Node):
+            node = node.parent.owner
+        if node is not None:
+            found.append(node)
+    return found
+
+
+# --- stages
+
+
+def _crossings(
+    graph: Graph, nodes: Sequence[Node], number: Mapping[Node, int], active: Collection[Value]
+) -> dict[str, Crossing]:
+    found: dict[str, Crossing] = {}
+    for node in nodes:
+        for value in node.results:
+            targets = sorted({number[u] for u in _users(value) if u in number and number[u] > number[node]})
+            if targets:
+                assert isinstance(value.type, TensorType)
+                found[value.name] = Crossing(value.name, value.type, number[node], tuple(targets), value in active)
+    return found
+
+
+def _stage(
+    graph: Graph, k: int, nodes: Sequence[Node], number: Mapping[Node, int],
+    crossings: Mapping[str, Crossing], work: Mapping[Node, float],
+) -> Stage:  # fmt: skip
+    own = [node for node in nodes if number[node] == k]
+    gives = [c.name for c in crossings.values() if c.source == k]
+    last = max(number.values(), default=0)
+    results: dict[int, int] = {}
+    yields: list[Arg] = []
+    by_name = {value.name: value for value in graph.values()}
+    yields += [by_name[name] for name in gives]
+    for i, out in enumerate(graph.outputs):
+        of = [number[v.node] for v in values_in(out) if v.node is not None and v.node in number]
+        if (max(of) if of else last) == k:
+            results[i] = len(yields)
+            yields.append(out)
+
+    def stops(value: Value) -> bool:
+        return value.node is not None and value.node in number and number[value.node] != k
+
+    outputs = [v for arg in yields for v in values_in(arg)]
+    needed = _needed(outputs, stops) | {node for node in own if not effects(node).is_pure}
+    needed |= _needed([v for node in needed for v in used_by(node)], stops)
+    made = Graph(f"{graph.name}_stage_{k}")
+    made.constants = dict(graph.constants)
+    mapping: dict[Value, Arg] = {}
+    inputs: list[tuple[str, str]] = []
+    wanted = dict.fromkeys(v for node in graph.body if node in needed for v in used_by(node))
+    wanted.update(dict.fromkeys(outputs))
+    for value in wanted:
+        if value.node is not None and (value.node in needed):
+            continue
+        if isinstance(value.owner, Region) and value.owner is not graph.body:
+            continue
+        copied = Value(value.name, value.type, made.body)
+        made.body.params.append(copied)
+        mapping[value] = copied
+        kind = "value" if value.node is not None else "given" if value.name.startswith("given_") else "input"
+        inputs.append((kind, value.name))
+    for node in graph.body:
+        if node in needed:
+            made.body.insert(clone_node(node, mapping))
+    made.body.set_yields(tuple(map_values(arg, lambda v: mapping[v]) for arg in yields))
+    _own_memory(made)
+    return Stage(k, made, inputs, gives, results, sum(work[node] for node in own))
+
+
+def _own_memory(graph: Graph) -> None:
+    """Give each output memory of its own: what another stage has must not change with what this one keeps."""
+    rewriter = Rewriter(graph)
+    emitter = GraphEmitter(rewriter.builder, rewriter.adopt)
+    seen: set[Value] = set()
+    outputs: list[Arg] = []
+    for out in graph.outputs:
+        node = out.node if isinstance(out, Value) else None
+        is_one = node is not None and not node.regions and len(node.results) == 1
+        is_view = is_one and node is not None and (node.op == dist.ENTER or alias_of(node) is not None)
+        if isinstance(out, Value) and isinstance(out.type, TensorType) and (node is None or is_view or out in seen):
+            out = emitter.call("aten.clone.default", out)
+        outputs.append(out)
+        seen.update(values_in(out))
+    rewriter.set_yields(graph.body, tuple(outputs))
+
+
+def _weigh(stages: Sequence[Stage]) -> None:
+    total = sum(stage.work for stage in stages) or 1.0
+    for stage in stages:
+        stage.work /= total

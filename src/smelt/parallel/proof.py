@@ -1,0 +1,281 @@
+"""All ranks against the model that nothing was done to: outputs, gradients and parameters after some steps.
+
+Invariant: neither the model nor the process's random numbers change. Both sides begin with the same seed, and ranks run
+in one process (`parallel.simulate`), natively or operator by operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from smelt.diag import Span, VerifyError
+from smelt.ops.collectives import whole_of
+from smelt.ops.placements import Shard
+from smelt.parallel.mesh import Mesh
+from smelt.parallel.module import Copy, PartedForward, mapped, positional, tensors_in
+from smelt.parallel.parted import Parted
+from smelt.parallel.simulate import World
+
+Optimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+Make = Callable[[int], tuple[torch.nn.Module, Parted]]
+_SEED = 20230717
+
+
+@dataclass(slots=True)
+class Rank:
+    """What one rank had and sent. sent: bytes and messages along each axis, as a ring sends them, in all steps."""
+
+    where: str
+    parameters: int
+    saved: int
+    sent: dict[str, tuple[int, int]]
+
+
+@dataclass(slots=True)
+class Proof:
+    """What was compared on how many ranks, with the largest relative error, and where that was."""
+
+    mesh: Mesh
+    compared: int
+    steps: int
+    error: float
+    worst: str
+    ranks: list[Rank] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        rows = [
+            f"{self.mesh.size} ranks ({self.mesh}) agree with the model: {self.compared} values in {self.steps} "
+            f"step{'s' * (self.steps != 1)}, largest relative error {self.error:.1e} ({self.worst})",
+            f"{'rank':>5}  {'place':<16}{'parameters':>12}{'saved':>12}  sent a step",
+        ]
+        for number, one in enumerate(self.ranks):
+            sent = ", ".join(
+                f"{axis} {_bytes(nbytes / self.steps)} in {count // self.steps} messages"
+                for axis, (count, nbytes) in one.sent.items()
+            )
+            rows.append(
+                f"{number:>5}  {one.where:<16}{_bytes(one.parameters):>12}{_bytes(one.saved):>12}  {sent or 'nothing'}"
+            )
+        return "\n".join(rows)
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+def sgd(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Momentum without a square root: rounding stays rounding."""
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def prove(
+    copy: Copy, make: Make, mesh: Mesh, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, steps: int = 3,
+    optimizer: Optimizer = sgd, tolerance: float = 1e-5,
+) -> Proof:  # fmt: skip
+    """Compare. copy: makes the model. make: the module of a rank, with its part. tolerance: relative to the largest
+    element of each tensor. Raises: VerifyError (S0621) with the first value that differs.
+    """
+    numbers = torch.get_rng_state()
+    try:
+        model = copy()
+        ranks = [make(rank) for rank in range(mesh.size)]
+        torch.manual_seed(_SEED)
+        wanted = _train(model, args, kwargs, steps, optimizer, _whole_cotangent)
+        torch.manual_seed(_SEED)
+        world = World(mesh)
+
+        def rank_program(rank: int) -> list[Snapshot]:
+            module, part = ranks[rank]
+            own_args, own_kwargs = local_arguments(module, part, args, kwargs)
+            return _train(module, own_args, own_kwargs, steps, optimizer, _Local(part))
+
+        found = world.run(rank_program)
+    finally:
+        torch.set_rng_state(numbers)
+    proof = _compared(mesh, wanted, found, [part for _, part in ranks], tolerance)
+    proof.ranks = [_rank(world, rank, module) for rank, (module, _) in enumerate(ranks)]
+    return proof
+
+
+def _rank(world: World, rank: int, module: torch.nn.Module) -> Rank:
+    forward = module.__dict__["forward"]
+    assert isinstance(forward, PartedForward)
+    sent = {axis: (one.count, one.nbytes) for (r, axis), one in world.sent.items() if r == rank}
+    nbytes = sum(p.numel() * p.element_size() for p in module.parameters())
+    return Rank(world.mesh.where(rank), nbytes, forward.saved_nbytes, sent)
+
+
+def local_arguments(
+    module: torch.nn.Module, part: Parted, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What of a call of all ranks together a rank is called with."""
+    forward = module.__dict__["forward"]
+    assert isinstance(forward, PartedForward)
+    args, given = positional(forward.parameters, args, kwargs)
+    entry = forward.entry_of(part)
+    by_id: dict[int, torch.Tensor] = {}
+    for value, whole in zip(entry.whole_inputs, entry.signature.flatten(args, given), strict=True):
+        if isinstance(whole, torch.Tensor) and value in part.inputs:
+            by_id[id(whole)] = part.local(value, whole)
+    swap = lambda x: by_id.get(id(x), x)  # noqa: E731
+    return mapped(args, swap), mapped(given, swap)
+
+
+# --- what is compared
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """Of one step: outputs, gradients and parameters behind it, by name."""
+
+    outputs: list[torch.Tensor]
+    gradients: dict[str, torch.Tensor]
+    parameters: dict[str, torch.Tensor]
+
+
+Cotangent = Callable[[int, torch.Tensor], torch.Tensor]
+
+
+def _whole_cotangent(number: int, output: torch.Tensor) -> torch.Tensor:
+    if output.dim() == 0:
+        return torch.ones_like(output)
+    made = torch.Generator().manual_seed(_SEED + number)
+    return torch.randn(output.shape, generator=made, dtype=output.dtype) / output.numel()
+
+
+class _Local:
+    """What of that a rank gives."""
+
+    def __init__(self, part: Parted) -> None:
+        self.part = part
+
+    def __call__(self, number: int, output: torch.Tensor) -> torch.Tensor:
+        lies = self.part.outputs[number] if number < len(self.part.outputs) else {}
+        if not lies:
+            return _whole_cotangent(number, output)
+        shape = list(output.shape)
+        for shard in lies.values():
+            shape[shard.dim] = shard.total
+        whole = _whole_cotangent(number, output.new_empty(shape))
+        return self.part.of_output(number, whole)
+
+
+def _train(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], steps: int, optimizer: Optimizer,
+    cotangent: Cotangent,
+) -> list[Snapshot]:  # fmt: skip
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    update = optimizer(parameters) if parameters else None
+    found = []
+    for _ in range(steps):
+        outputs = tensors_in(module(*args, **kwargs))
+        pairs = [(out, cotangent(i, out)) for i, out in enumerate(outputs) if out.requires_grad]
+        if pairs:
+            for p in parameters:
+                p.grad = None
+            torch.autograd.backward([out for out, _ in pairs], [grad for _, grad in pairs])
+            if update is not None:
+                update.step()
+        named = dict(module.named_parameters())
+        gradients = {name: p.grad.detach().clone() for name, p in named.items() if p.grad is not None}
+        after = {name: p.detach().clone() for name, p in named.items()}
+        found.append(Snapshot([out.detach().clone() for out in outputs], gradients, after))
+    return found
+
+
+def _compared(
+    mesh: Mesh, wanted: Sequence[Snapshot], found: Sequence[Sequence[Snapshot]], parts: Sequence[Parted],
+    tolerance: float,
+) -> Proof:  # fmt: skip
+    proof = Proof(mesh, 0, len(wanted), 0.0, "")
+    for number, want in enumerate(wanted):
+        own = [snapshots[number] for snapshots in found]
+        where = f"step {number + 1}"
+        for i, value in enumerate(want.outputs):
+            lies = parts[0].outputs[i] if i < len(parts[0].outputs) else {}
+            got = assembled(mesh, {r: one.outputs[i] for r, one in enumerate(own)}, lies)
+            _check(
+                proof, f"output {i} in {where}", value, got, tolerance, value.abs().max().item() if value.numel() else 0
+            )
+        for kind in ("gradients", "parameters"):
+            # What is zero but for rounding (the gradient of a bias of keys) is compared with what others are.
+            every = [t.abs().max().item() for t in getattr(want, kind).values() if t.numel() and t.is_floating_point()]
+            floor = 0.02 * max(every, default=0.0)
+            for name, value in getattr(want, kind).items():
+                pieces = {r: x for r, one in enumerate(own) if (x := getattr(one, kind).get(name)) is not None}
+                if not pieces:
+                    raise _differs(f"no rank has a {kind.removesuffix('s')} of {name} in {where}", "the model has one")
+                got = assembled(mesh, pieces, parts[0].state_of(name))
+                scale = max(value.abs().max().item() if value.numel() else 0.0, floor)
+                _check(proof, f"{kind.removesuffix('s')} {name} in {where}", value, got, tolerance, scale)
+    return proof
+
+
+def assembled(mesh: Mesh, pieces: Mapping[int, Any], lies: Mapping[str, Shard]) -> list[torch.Tensor]:
+    """The whole of what ranks have: one for each group of ranks that have it between them."""
+    groups: dict[tuple[int, ...], dict[tuple[int, ...], torch.Tensor]] = {}
+    axes = list(lies)
+    for rank, piece in pieces.items():
+        here = mesh.coordinates(rank)
+        other = tuple(here[a] for a in mesh.names if a not in lies)
+        groups.setdefault(other, {})[tuple(here[a] for a in axes)] = piece
+    return [_joined(group, [lies[a] for a in axes]) for group in groups.values()]
+
+
+def _joined(group: Mapping[tuple[int, ...], torch.Tensor], shards: Sequence[Shard]) -> torch.Tensor:
+    if not shards:
+        return group[()]
+    # What was divided last is joined first.
+    last = shards[-1]
+    firsts = dict.fromkeys(place[:-1] for place in group)
+    inner = {p: whole_of([group[(*p, i)] for i in range(len(last.sizes))], last) for p in firsts}
+    return _joined(inner, shards[:-1])
+
+
+def _check(
+    proof: Proof, name: str, want: torch.Tensor, got: Sequence[torch.Tensor], tolerance: float, scale: float
+) -> None:
+    for one in got:
+        proof.compared += 1
+        if one.shape != want.shape or one.dtype != want.dtype:
+            raise _differs(
+                f"{name} is {one.dtype} {list(one.shape)}", f"the model's is {want.dtype} {list(want.shape)}"
+            )
+        if not want.is_floating_point():
+            if not torch.equal(one, want):
+                raise _differs(f"{name} differs", "numbers that are counted have to be equal")
+            continue
+        error = _error(one, want, scale)
+        if error > proof.error:
+            proof.error, proof.worst = error, name
+        if not error <= tolerance:
+            at = int((one - want).abs().nan_to_num(nan=float("inf")).argmax()) if want.numel() else 0
+            index = [int(i) for i in torch.unravel_index(torch.tensor(at), want.shape)]
+            raise _differs(
+                f"{name}{index} is {one.flatten()[at].item():.9g} and not {want.flatten()[at].item():.9g}",
+                f"the relative error is {error:.2e}, and {tolerance:.0e} is allowed",
+            )
+
+
+def _error(one: torch.Tensor, want: torch.Tensor, scale: float) -> float:
+    if not want.numel():
+        return 0.0
+    both = torch.isfinite(one) & torch.isfinite(want)
+    same = (one == want) | (one.isnan() & want.isnan())
+    if not bool((both | same).all()):
+        return float("inf")
+    return float(torch.where(both, one - want, torch.zeros_like(want)).abs().max()) / max(scale, 1e-30)
+
+
+def _differs(what: str, why: str, where: Span | None = None) -> VerifyError:
+    return VerifyError(
+        what, where, why=why, fix="a derived collective is wrong, or a step: see the notes", code="S0621"
+    )

@@ -1,0 +1,319 @@
+"""A pipeline on one rank: its stages' forward and backward, microbatch by microbatch, in the order that all agree on.
+
+    out = module(x); loss(out).backward()     all forwards, then, on the way back, all backwards
+    out = forward_backward(module, x)         1F1B: gradients are in .grad, and few microbatches on the way at once
+
+Every rank is called with the whole batch (its share of it, if the batch is divided), and gets the program's outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from smelt.compiler.trainable import Native
+from smelt.compiler.unit import machine_code
+from smelt.diag import Options
+from smelt.ir import STATE_OPS, Graph, Value
+from smelt.ops import collectives as dist
+from smelt.ops.collectives import Communicator, communicating, communicator, part_of, whole_of
+from smelt.ops.convert import dtype_to_torch
+from smelt.ops.evaluate import evaluate
+from smelt.ops.placements import Partial, Shard
+from smelt.parallel.local import localize
+from smelt.parallel.order import Action, Timeline, timeline
+from smelt.parallel.parted import PartedProgram, flat
+from smelt.parallel.pipeline import TIME, Pipelined, Stage
+from smelt.rewrite import Rewriter
+
+
+def localize_stage(graph: Graph) -> None:
+    """As `localize`; sums over microbatches are what gradients are added up to from outside."""
+    rewriter = Rewriter(graph)
+    for node in list(graph.walk()):
+        if node.op == dist.ALL_REDUCE and node.args[-1] == TIME:
+            source = node.args[0]
+            assert isinstance(source, Value)
+            rewriter.replace_node(node, (source,))
+    localize(graph)
+
+
+def enter_late(graph: Graph) -> list[tuple[str, str]]:
+    """Take out of a stage's graph where work with a parameter begins to differ between ranks: paths and axes. Gradients
+    are added up over these axes when all microbatches are through."""
+    rewriter, found = Rewriter(graph), list[tuple[str, str]]()
+    changed = True
+    while changed:
+        changed = False
+        for node in list(graph.body):
+            source = node.args[0] if node.op == dist.ENTER and node.args[1] != TIME else None
+            if isinstance(source, Value) and source.node is not None and source.node.op == "param":
+                found.append((str(source.node.args[0]), str(node.args[1])))
+                rewriter.replace_node(node, (source,))
+                changed = True
+    return found
+
+
+class _StageProgram(PartedProgram):
+    finish = staticmethod(localize_stage)
+
+
+@dataclass(slots=True)
+class _Code:
+    """One stage of this rank, compiled. slots: the number of each input that is a value, by name."""
+
+    stage: Stage
+    graph: Graph
+    places: tuple[tuple[str, str], ...]
+    requires: tuple[bool, ...]
+    program: _StageProgram | None
+    inference: Native | None
+
+
+@dataclass(slots=True)
+class _Flight:
+    """What is kept of a stage's microbatch between forward and backward."""
+
+    saved: list[Any]
+    outputs: list[Any]
+
+
+@dataclass(slots=True)
+class _Call:
+    """One batch on its way. values: by stage's value and microbatch, what was made here or came. grads: the same."""
+
+    inputs: Mapping[str, Any]
+    given: list[list[Any]]
+    values: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
+    grads: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
+    flights: dict[tuple[int, int], _Flight] = field(default_factory=dict)
+    results: dict[tuple[int, int], Any] = field(default_factory=dict)
+    sums: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+class Pipe:
+    """A pipeline's program on one rank of an axis."""
+
+    def __init__(
+        self, plan: Pipelined, names: Sequence[str], axis: str, ranks: int, rank: int, schedule: str,
+        with_: Communicator | None, options: Options, trained: Mapping[str, bool],
+    ) -> None:  # fmt: skip
+        self.plan, self.names, self.axis, self.rank, self.ranks = plan, tuple(names), axis, rank, ranks
+        self.with_, self.options, self.schedule = with_, options, schedule
+        self.entered: dict[str, set[str]] = {}
+        work = [stage.work for stage in plan.stages]
+        self.training: Timeline = timeline(work, ranks, plan.microbatches, schedule)
+        self.forwards: Timeline = timeline(work, ranks, plan.microbatches, "gpipe", training=False)
+        self.all_then_all: Timeline = timeline(work, ranks, plan.microbatches, "gpipe")
+        self.codes = {s.number: self._code(s, trained) for s in plan.stages if s.number % ranks == rank}
+        self.owner = {i: s.number % ranks for s in plan.stages for i in s.results}
+
+    @property
+    def state(self) -> set[str]:
+        """The parameters and buffers that this rank has."""
+        before = {str(n.args[0]) for g in (self.plan.wholes, self.plan.sums) for n in g.walk() if n.op in STATE_OPS}
+        return before | {path for code in self.codes.values() for _, path in code.places}
+
+    def _code(self, stage: Stage, trained: Mapping[str, bool]) -> _Code:
+        whole = stage.graph.clone()
+        for path, axis in enter_late(whole):
+            self.entered.setdefault(axis, set()).add(path)
+        graph, places, _ = flat(whole)
+        active = [kind == "value" and self.plan.crossings[name].is_active for kind, name in stage.inputs]
+        requires = (*active, *(trained.get(path, False) and kind == "param" for kind, path in places))
+        return _Code(stage, graph, places, requires, None, None)
+
+    def _talking(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.with_ is None else communicating(self.with_)
+
+    # --- a batch
+
+    def begin(self, inputs: Sequence[Any], state: Mapping[str, Any]) -> _Call:
+        """Take a batch: what microbatches have in common is computed, and random numbers are drawn."""
+        named = dict(zip(self.names, inputs, strict=True))
+        plan, count = self.plan, self.plan.microbatches
+        lookup = lambda _, path: state[path]  # noqa: E731
+        wholes = iter(evaluate(plan.wholes, [named[v.name] for v in plan.wholes.inputs], lookup))
+        per = [
+            iter(evaluate(plan.sums, [self._part(named[v.name], v.name, m) for v in plan.sums.inputs], lookup))
+            for m in range(count)
+        ] if any(one.is_sum for one in plan.given) else []  # fmt: skip
+        given: list[list[Any]] = []
+        for one in plan.given:
+            if one.is_sum:
+                total = sum(next(values) for values in per)
+                given.append([total] * count)
+                continue
+            value = next(wholes)
+            given.append([part_of(value, one.shard, m).contiguous() if one.shard else value for m in range(count)])
+        return _Call(named, given)
+
+    def _part(self, value: Any, name: str, microbatch: int) -> Any:
+        at = self.plan.inputs.get(name)
+        return part_of(value, at, microbatch).contiguous() if isinstance(at, Shard) else value
+
+    def run(self, call: _Call, actions: Sequence[Action], state: Mapping[str, Any], *, keeps: bool) -> None:
+        """Do what the order says. keeps: forwards keep what backwards need."""
+        with self._talking():
+            for action in actions:
+                if action.is_backward:
+                    self._backward(call, self.codes[action.stage], action.microbatch)
+                else:
+                    self._forward(call, self.codes[action.stage], action.microbatch, state, keeps)
+
+    def _forward(self, call: _Call, code: _Code, m: int, state: Mapping[str, Any], keeps: bool) -> None:
+        inputs = [self._input(call, code, kind, name, m) for kind, name in code.stage.inputs]
+        inputs += [state[path] for _, path in code.places]
+        if keeps and any(code.requires):
+            if code.program is None:
+                code.program = _StageProgram(code.graph, code.requires, self.options, self.with_)
+            bare = [x.detach() if isinstance(x, torch.Tensor) and x.requires_grad else x for x in inputs]
+            outputs: list[Any] = [None] * code.program.halves.count
+            _, saved = code.program.run_forward(bare, outputs, bare)
+            call.flights[code.stage.number, m] = _Flight(saved, outputs)
+        else:
+            if code.inference is None:
+                graph = code.graph.clone()
+                localize_stage(graph)
+                code.inference = Native(graph, self.options, machine_code(self.options))
+            bare = [x.detach() if isinstance(x, torch.Tensor) and x.requires_grad else x for x in inputs]
+            outputs = code.inference(bare)
+        for name, value in zip(code.stage.outputs, outputs, strict=False):
+            crossing = self.plan.crossings[name]
+            for target in sorted({t % self.ranks for t in crossing.targets}):
+                if target == self.rank:
+                    call.values[name, m] = value
+                else:
+                    communicator().send(value, target, self.axis, f"{name}/{m}")
+        for number, place in code.stage.results.items():
+            call.results[number, m] = outputs[place]
+
+    def _input(self, call: _Call, code: _Code, kind: str, name: str, m: int) -> Any:
+        if kind == "input":
+            return self._part(call.inputs[name], name, m)
+        if kind == "given":
+            return call.given[int(name.removeprefix("given_"))][m]
+        key = name, m
+        if key not in call.values:
+            crossing = self.plan.crossings[name]
+            like = torch.empty(crossing.type.sizes, dtype=dtype_to_torch(crossing.type.dtype))
+            call.values[key] = communicator().recv(like, crossing.source % self.ranks, self.axis, f"{name}/{m}")
+        return call.values[key]
+
+    def _backward(self, call: _Call, code: _Code, m: int) -> None:
+        number, program = code.stage.number, code.program
+        flight = call.flights.pop((number, m), None)
+        if flight is None or program is None:
+            return
+        grads = [self._grad_of(call, code, place, m) for place in program.differentiated]
+        if any(g is not None for g in grads):
+            found = program.run_backward(flight.saved, grads)
+        else:
+            found = [None] * sum(code.requires)
+        wanted = [i for i, is_wanted in enumerate(code.requires) if is_wanted]
+        for i, grad in zip(wanted, found, strict=True):
+            if i < len(code.stage.inputs):
+                self._hand_back(call, code.stage.inputs[i][1], m, grad, number)
+            elif grad is not None:
+                path = code.places[i - len(code.stage.inputs)][1]
+                call.sums[path] = call.sums[path] + grad if path in call.sums else grad
+
+    def _grad_of(self, call: _Call, code: _Code, place: int, m: int) -> torch.Tensor | None:
+        """The gradient of an output: of what later stages used, and of the program's result."""
+        total: torch.Tensor | None = None
+        if place < len(code.stage.outputs):
+            name = code.stage.outputs[place]
+            crossing = self.plan.crossings[name]
+            for target in crossing.targets if crossing.is_active else ():
+                key = f"{name}/{m}/{target}"
+                if target % self.ranks == self.rank:
+                    grad = call.grads.pop((key, m), None)
+                else:
+                    like = torch.empty(crossing.type.sizes, dtype=dtype_to_torch(crossing.type.dtype))
+                    grad = communicator().recv(like, target % self.ranks, self.axis, key)
+                if grad is not None:
+                    total = grad if total is None else total + grad
+        for result, at in code.stage.results.items():
+            if at == place and (f"result {result}", m) in call.grads:
+                grad = call.grads.pop((f"result {result}", m))
+                total = grad if total is None else total + grad
+        return total
+
+    def _hand_back(self, call: _Call, name: str, m: int, grad: torch.Tensor | None, stage: int) -> None:
+        crossing = self.plan.crossings[name]
+        if grad is None:
+            grad = torch.zeros(crossing.type.sizes, dtype=dtype_to_torch(crossing.type.dtype))
+        key, source = f"{name}/{m}/{stage}", crossing.source % self.ranks
+        if source == self.rank:
+            call.grads[key, m] = grad
+        else:
+            communicator().send(grad, source, self.axis, key)
+
+    # --- its ends
+
+    def outputs(self, call: _Call) -> list[Any]:
+        """The program's results for the whole batch, on every rank."""
+        found: list[Any] = []
+        with self._talking():
+            for number, at in enumerate(self.plan.outputs):
+                owner = self.owner[number]
+                made = [call.results.get((number, m)) for m in range(self.plan.microbatches)]
+                if owner == self.rank and isinstance(made[0], torch.Tensor):
+                    whole = whole_of(made, at) if isinstance(at, Shard) else made[0]
+                    if isinstance(at, Partial):
+                        whole = torch.stack(made).sum(0)
+                else:
+                    whole = self._empty(number, at)
+                found.append(communicator().broadcast(whole, owner, self.axis) if self.ranks > 1 else whole)
+        return found
+
+    def _empty(self, number: int, at: Any) -> torch.Tensor:
+        stage = next(s for s in self.plan.stages if number in s.results)
+        value = stage.graph.outputs[stage.results[number]]
+        assert isinstance(value, Value)
+        type_: Any = value.type
+        sizes = list(type_.sizes)
+        if isinstance(at, Shard):
+            sizes[at.dim] = at.total
+        return torch.empty(sizes, dtype=dtype_to_torch(type_.dtype))
+
+    def give_gradients(self, call: _Call, grads: Sequence[torch.Tensor | None]) -> None:
+        """The gradients of the results, of the whole batch, as those of what microbatches gave."""
+        for number, (grad, at) in enumerate(zip(grads, self.plan.outputs, strict=True)):
+            if grad is None or self.owner[number] != self.rank:
+                continue
+            for m in range(self.plan.microbatches):
+                if isinstance(at, Shard):
+                    call.grads[f"result {number}", m] = part_of(grad, at, m).contiguous()
+                elif isinstance(at, Partial) or m == 0:
+                    call.grads[f"result {number}", m] = grad
+
+    def tie(self, call: _Call) -> None:
+        """Add up the gradients of parameters that several ranks have, once for all microbatches."""
+        with self._talking():
+            for axis in sorted(self.entered):
+                paths = [path for path in sorted(self.entered[axis]) if path in call.sums]
+                flat_sum = communicator().all_reduce(torch.cat([call.sums[p].reshape(-1) for p in paths]), "sum", axis)
+                for path, total in zip(paths, flat_sum.split([call.sums[p].numel() for p in paths]), strict=True):
+                    call.sums[path] = total.view(call.sums[path].shape)
+            for path, stages in self.plan.ties.items():
+                ranks = sorted({s % self.ranks for s in stages})
+                if self.rank not in ranks or len(ranks) == 1:
+                    continue
+                own = call.sums[path]
+                for other in ranks:
+                    if other != self.rank:
+                        communicator().send(own, other, self.axis, f"tie {path}/{self.rank}")
+                added: torch.Tensor | None = None
+                for other in ranks:  # in one order, so that all have one sum
+                    like = torch.empty_like(own)
+                    one = own if other == self.rank else communicator().recv(
+                        like, other, self.axis, f"tie {path}/{other}"
+                    )  # fmt: skip
+                    added = one if added is None else added + one
+                assert added is not None
+                call.sums[path] = added

@@ -1,0 +1,87 @@
+"""`build(mesh=...)`: a schedule's model on one rank; `verify(mesh=...)`: on all of them, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from smelt.diag import Options, ScheduleError
+from smelt.ir import Graph
+from smelt.ops.collectives import Communicator
+from smelt.parallel.groups import Groups
+from smelt.parallel.mesh import Mesh
+from smelt.parallel.module import PartedForward, divide_state, whole_program
+from smelt.parallel.parted import Parted
+from smelt.parallel.proof import Optimizer, Proof, prove, sgd
+from smelt.scheduling import copying
+from smelt.scheduling.parallel_steps import marks_of
+from smelt.scheduling.state import State
+
+AnyMesh: TypeAlias = DeviceMesh | Mesh | Mapping[str, int] | str
+
+
+def build_on(state: State, mesh: AnyMesh, rank: int | None = None) -> torch.nn.Module:
+    """The module of one rank.
+
+    mesh: torch's DeviceMesh with named axes, of which this process is a rank; or the axes' sizes, with the rank's
+    number, for a module that runs in `World.run` only. Raises: ScheduleError (S0622) without example inputs, SmeltError
+    (S0641, S0642) where the steps do not fit the program or the mesh.
+    """
+    with_: Communicator | None = None
+    if isinstance(mesh, DeviceMesh):
+        groups = Groups(mesh)
+        with_, axes, rank = groups, groups.mesh, groups.rank
+    else:
+        axes = Mesh.of(mesh)
+    return _on_rank(state, axes, rank or 0, with_)[0]
+
+
+def verify_on(
+    state: State, mesh: AnyMesh, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, steps: int = 3,
+    optimizer: Optimizer | None = None,
+) -> Proof:  # fmt: skip
+    """All ranks against the model that the schedule builds on one. Raises: VerifyError (S0621), and as `build_on`."""
+    axes = Mesh.of(mesh)
+    if not args and not kwargs:
+        args = _examples(state)
+    return prove(
+        state.build, lambda rank: _on_rank(state, axes, rank, None, args, kwargs), axes, args, kwargs, steps=steps,
+        optimizer=optimizer or sgd,
+    )  # fmt: skip
+
+
+def _on_rank(
+    state: State, mesh: Mesh, rank: int, with_: Communicator | None, args: tuple[Any, ...] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+) -> tuple[torch.nn.Module, Parted]:  # fmt: skip
+    if not 0 <= rank < mesh.size:
+        raise ScheduleError(
+            f"there is no rank {rank}", why=f"the mesh {mesh} has {mesh.size}", fix="give a rank below that",
+            code="S0642",
+        )  # fmt: skip
+    marks = marks_of(state)
+    module, _ = copying.shadow(state.tree)
+    ties = {name: group[0] for group in copying.ties(module) for name in group}
+    forward = PartedForward(module, state.build, mesh, rank, marks, ties, with_, Options())
+    part = forward.prepare(_examples(state) if args is None else args, kwargs or {})
+    divide_state(module, part, forward.owned(part))
+    module.__dict__["forward"] = forward
+    return module, part
+
+
+def program_of(state: State) -> Graph:
+    """The functional graph of the whole model on the schedule's examples. Raises: ScheduleError (S0622)."""
+    training = [module.training for module in state.tree.modules()]
+    return whole_program(state.build, _examples(state), {}, training).graph
+
+
+def _examples(state: State) -> tuple[Any, ...]:
+    if state.examples is None:
+        raise ScheduleError(
+            "the program to be divided is not known", why="the schedule has no example inputs",
+            fix="smelt.schedule(model, example_inputs=(x,)): the arguments of all ranks together", code="S0622",
+        )  # fmt: skip
+    return tuple(state.examples)

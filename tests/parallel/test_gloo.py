@@ -1,0 +1,167 @@
+"""Processes that talk over gloo: the same results as in one, and one clear error where a rank is not as the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.forked import smelt_forks
+
+_HEAD = """
+import datetime, json, os, sys, traceback
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+import smelt
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(24, 8), nn.Linear(8, 24, bias=False)
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 15), nn.Linear(15, 8)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x, y):
+        h = self.table(x)
+        h = h + self.drop(self.down(torch.relu(self.up(self.norm(h)))))
+        return nn.functional.cross_entropy(self.head(h), y)
+
+
+def inputs():
+    torch.manual_seed(1)
+    return torch.randint(24, (8,)), torch.randint(24, (8,))
+
+
+def model():
+    torch.manual_seed(0)
+    return Model()
+
+
+def train(module, args, local=lambda x: x):
+    optimizer, losses = torch.optim.AdamW(module.parameters(), lr=0.01), []
+    for step in range(3):
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        loss = module(*map(local, args))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def ranks(count, program, timeout=30):
+    # Forks of a process that has computed nothing: each rank writes its answer, or its error, to a pipe.
+    found = []
+    for rank in range(count):
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(read)
+            try:
+                torch.set_num_threads(1)
+                dist.init_process_group(
+                    "gloo", init_method="file://" + os.path.abspath(f"store_{program.__name__}"), rank=rank,
+                    world_size=count, timeout=datetime.timedelta(seconds=timeout),
+                )
+                answer = program(rank)
+                dist.barrier()
+            except BaseException as error:
+                answer = [type(error).__name__, getattr(error, "code", ""), str(error)]
+            os.write(write, json.dumps(answer).encode())
+            os._exit(0)
+        os.close(write)
+        found.append((child, os.fdopen(read)))
+    answers = [json.loads(pipe.read() or "null") for _, pipe in found]
+    for child, _ in found:
+        os.waitpid(child, 0)
+    return answers
+"""
+
+
+def _run(code: str, folder: Path) -> list[object]:
+    return json.loads(smelt_forks().run(_HEAD + code, folder, timeout_s=300).strip().splitlines()[-1])
+
+
+def test_two_ranks_train_as_one(tmp_path: Path) -> None:
+    one, tensor, stages, batch = _run(
+        """
+def tensor(rank):
+    s = smelt.schedules.tensor_parallel(model(), inputs(), ranks=2).schedule
+    return train(s.build(mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))), inputs())
+
+def stages(rank):
+    s = smelt.schedule(model(), inputs())
+    s.pipeline(2, "pp", microbatches=4)
+    return train(s.build(mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("pp",))), inputs())
+
+def batch(rank):
+    s = smelt.schedule(model(), inputs())
+    s.data_parallel("dp")
+    s.shard_state("dp")
+    module = s.build(mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("dp",)))
+    return train(module, inputs(), lambda x: x[4 * rank : 4 * rank + 4])
+
+found = [ranks(2, program) for program in (tensor, stages, batch)]
+print(json.dumps([train(model(), inputs()), *found]))
+""",
+        tmp_path,
+    )
+    for both in (tensor, stages, batch):
+        for losses in both:  # type: ignore[attr-defined]
+            assert losses == pytest.approx(one, rel=1e-5)
+
+
+def test_four_ranks_of_two_axes(tmp_path: Path) -> None:
+    one, all_four = _run(
+        """
+def both(rank):
+    s = smelt.schedules.tensor_parallel(model(), inputs(), ranks=2).schedule
+    s.data_parallel("dp")
+    module = s.build(mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")))
+    return train(module, inputs(), lambda x: x[4 * (rank // 2) : 4 * (rank // 2) + 4])
+
+found = ranks(4, both)
+print(json.dumps([train(model(), inputs()), found]))
+""",
+        tmp_path,
+    )
+    for losses in all_four:  # type: ignore[attr-defined]
+        assert losses == pytest.approx(one, rel=1e-5)
+
+
+def test_a_rank_that_differs_is_named_on_all(tmp_path: Path) -> None:
+    code, sizes, gone = _run(
+        """
+def built():
+    s = smelt.schedules.tensor_parallel(model(), inputs(), ranks=2).schedule
+    return s.build(mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)))
+
+def other_code(rank):
+    if rank:
+        Model.forward = lambda self, x, y: nn.functional.cross_entropy(self.head(self.table(x).tanh()), y)
+    built()
+
+def other_sizes(rank):
+    module, (x, y) = built(), inputs()
+    module(x[: 8 - rank], y[: 8 - rank])
+
+def gone(rank):
+    module, (x, y) = built(), inputs()
+    module(x, y).backward()
+    if rank:
+        os._exit(3)
+    module(x, y).backward()
+
+print(json.dumps([ranks(2, other_code), ranks(2, other_sizes), ranks(2, gone, timeout=10)]))
+""",
+        tmp_path,
+    )
+    for both, words in ((code, "up.weight"), (sizes, "[7]")):
+        for kind, number, text in both:  # type: ignore[attr-defined]
+            assert (kind, number) == ("SmeltError", "S0643") and "rank 1" in text and words in text
+    (kind, number, text), nothing = gone  # type: ignore[misc]
+    assert nothing is None
+    assert (kind, number) == ("SmeltError", "S0644") and "rank 1 (tp 1)" in text and "did not come" in text
