@@ -11,7 +11,7 @@ error, at the latest at the group's time-out; all that are left write down where
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic, sleep
 from typing import Any
@@ -25,8 +25,6 @@ from smelt.diag import SmeltError
 from smelt.ops.collectives import part_of, whole_of
 from smelt.ops.placements import Shard
 from smelt.parallel.mesh import Mesh
-
-_OPS: Mapping[str, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 
 def mesh_of(mesh: DeviceMesh) -> Mesh:
@@ -61,7 +59,7 @@ class Groups:
         """As of `Communicator`."""
         made = tensor.clone(memory_format=torch.contiguous_format)
         with self._watching("all_reduce", axis):
-            dist.all_reduce(made, _OPS[op], self.groups[axis])
+            dist.all_reduce(made, getattr(dist.ReduceOp, op.upper()), self.groups[axis])
         return made
 
     def all_gather(self, tensor: torch.Tensor, shard: Shard, axis: str) -> torch.Tensor:

@@ -362,7 +362,7 @@ class _Partition:
         if self.starts[second] - self.facts.order[first.nodes[-1]] < _FAR:
             return ""
         made = sum(nbytes(root) for root in self._roots(second))
-        return "what the second makes would be kept for long" if made >= _MUCH_NBYTES else ""
+        return "what the second makes would stay in memory for long" if made >= _MUCH_NBYTES else ""
 
     def _holds_up(self, node: Node, group: Group) -> str:
         """Why what a node reads would be kept until a group runs, if it were computed there."""
@@ -375,7 +375,7 @@ class _Partition:
             is_made = value.node is not None and value.node.op not in STATE_OPS
             if is_made and not others and all(self.facts.order[user] < start for user in users):
                 more += nbytes(value)
-        return "what the first reads would be kept for long" if more >= _MUCH_NBYTES else ""
+        return "what the first reads would stay in memory for long" if more >= _MUCH_NBYTES else ""
 
     def _ordered(self, nodes: Iterable[Node]) -> list[Node]:
         return sorted(dict.fromkeys(nodes), key=self.facts.order.__getitem__)
