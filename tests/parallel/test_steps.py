@@ -60,6 +60,16 @@ def test_an_illegal_sync_is_refused_with_both_lines() -> None:
     assert "whole on every rank" in caught.value.why and "test_steps.py" in caught.value.why
 
 
+def test_an_input_is_divided_where_a_step_says_so() -> None:
+    s = _columns_and_rows(_scheduled())
+    s["first"].sync("shard", "tp", dim=0, which="input")
+    s["second"].sync("reduce_scatter", "tp", dim=0)
+    proof = s.verify(mesh="tp=2")
+    # Rows are gathered for the first layer, summed and divided by the second, and gathered for the result; in backward
+    # the gradient is gathered, and that of the second bias, of which each rank has its rows' share, is summed.
+    assert proof.error < 1e-5 and proof.ranks[0].sent["tp"][0] // 3 == 5
+
+
 def test_a_tensor_is_divided_once() -> None:
     s = _columns_and_rows(_scheduled())
     before = s.to_json()

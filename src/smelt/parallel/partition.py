@@ -172,6 +172,8 @@ class _Partitioner:
         self.inputs[value.name] = at
         made = self._param(self.made.body, value, at)
         self._known(value, made, at)
+        if isinstance(value.type, TensorType):
+            self._wished(value, at)
 
     def _param(self, region: Region, value: Value, at: Placement) -> Value:
         made = self.builder.add_param(region, "", self.local_type(value.type, at))
@@ -223,6 +225,10 @@ class _Partitioner:
 
     def _set(self, value: Value, made: Value, at: Placement) -> None:
         self._known(value, made, at)
+        self._wished(value, at)
+
+    def _wished(self, value: Value, at: Placement) -> None:
+        """Bring a value into the placement that a step asks for."""
         wish = self.syncs.get(value.name)
         if wish is None:
             return

@@ -101,7 +101,12 @@ def check_syncs(wanted: Syncs, made: Partition) -> None:
     """Raises: SmeltError (S0641) where a named collective is none there, with both lines."""
     for name, mark in wanted.said.items():
         had = made.before.get(name)
-        if had is None or isinstance(had, _NEEDS[mark.op]):
+        if had is None:
+            raise SmeltError(
+                f"{mark.op} behind {mark.path or 'the whole'} is about no value that ranks have", mark.where,
+                why=f"%{name} is part of a larger value", fix="select another module", code="S0641",
+            )  # fmt: skip
+        if isinstance(had, _NEEDS[mark.op]):
             continue
         where = made.where.get(name)
         raise SmeltError(
