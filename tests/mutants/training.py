@@ -209,7 +209,7 @@ CONTROL = (
 CUT = (
     Mutant(
         "cut: draws are repeated",
-        "autodiff/halves.py",
+        "autodiff/cut.py",
         '    if not _is_repeatable(node) or node.op in ("expect", NAME):\n        return False\n',
         '    if node.op in ("expect", NAME):\n        return False\n    if effects(node).rng:\n        return True\n',
         "dropout's mask is drawn again on the way back",
@@ -225,7 +225,7 @@ CUT = (
     ),
     Mutant(
         "cut: products are done twice",
-        "autodiff/halves.py",
+        "autodiff/cut.py",
         "return cost(node).nbytes // _MOVED if _is_pass(node) else INFINITE",
         "return cost(node).nbytes // _MOVED",
         "the backward half does the forward's products once more",

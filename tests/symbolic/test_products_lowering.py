@@ -69,7 +69,8 @@ def test_a_weight_that_is_to_be_released_is_read_packed_only() -> None:
     assert kernels(made.lowered.plan) == ["product packed"] and made.guards == ()
     for b, s in ((3, 3), (4, 64), (8, 512)):
         (here,), (alone,) = launches(made.at((b, s)).plan), launches(program.alone({"B": b, "S": s}))
-        assert here.kernel.symbol == alone.kernel.symbol
+        # One kernel serves all sizes; what is made for some alone may lack tiles.
+        assert here.kernel.symbol == launches(made.lowered.plan)[0].kernel.symbol
         assert (here.words, here.items, here.item_ns) == (alone.words, alone.items, alone.item_ns)
     for sizes in PAIRS:
         program.check(made, *sizes)
