@@ -16,6 +16,7 @@ from smelt.ir.nodes import (
     Value,
     clone_node,
     clone_region,
+    is_under,
     map_values,
     values_in,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "clone_region",
     "contiguous_strides",
     "fits",
+    "is_under",
     "join",
     "join_all",
     "known_steps",

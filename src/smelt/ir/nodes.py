@@ -44,6 +44,11 @@ class MemoryFormat:
     name: str
 
 
+def is_under(path: str, root: str) -> bool:
+    """Whether a module's path, as of `Node.scope`, is another one or lies below it; all are below the empty one."""
+    return not root or path == root or path.startswith(root + ".")
+
+
 Literal: TypeAlias = int | float | bool | complex | str | DType | Device | Layout | MemoryFormat | None
 
 

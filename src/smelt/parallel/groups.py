@@ -1,7 +1,7 @@
 """Collectives over torch.distributed: one process a rank, a process group an axis of the mesh.
 
-gloo has no collective for uneven blocks, and its reduce-scatter is slower than its all-reduce of as many bytes
-(measured on torch 2.13), so blocks travel as rows of equal length.
+gloo has no collective for uneven shares, and its reduce-scatter is slower than its all-reduce of as many bytes
+(measured on torch 2.13), so shares travel as rows of equal length.
 
 Ranks that do different things would get wrong sums from gloo, or wait until its time-out. So they compare notes: once
 when they are built, and with each call (`agree`). A rank that dies or stays away ends the others' collective with an

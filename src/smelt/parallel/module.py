@@ -84,8 +84,7 @@ class PartedForward:
         self.module, self.copy, self.mesh, self.rank = module, copy, mesh, rank
         self.marks, self.ties, self.with_, self.options = tuple(marks), dict(ties), with_, options
         self._entries: dict[Any, Entry] = {}
-        self.whole_parameters = dict(module.named_parameters(remove_duplicate=False))
-        self.parameters_require = [p.requires_grad for p in module.parameters()]
+        self.trained = {name: p.requires_grad for name, p in module.named_parameters(remove_duplicate=False)}
         self.parameters = inspect.signature(type(module).forward)
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Parted:
@@ -101,7 +100,7 @@ class PartedForward:
         entry.pipe = self._pipe(part)
         inputs = whole.signature.flatten(args, kwargs)
         local = [self._local_input(part, v.name, x) for v, x in zip(whole.graph.inputs, inputs, strict=True)]
-        self._entries[self._key(local, whole.signature)] = entry
+        self._entries[_key(local, whole.signature, self._flags())] = entry
         return part
 
     def _local_input(self, part: Parted, name: str, whole: Any) -> Any:
@@ -149,18 +148,17 @@ class PartedForward:
                 f"the batch of {uneven} does not fall into {mark.microbatches} equal microbatches", mark.where,
                 why=f"it has {types[uneven]}", fix="give a batch that they divide", code="S0641",
             )  # fmt: skip
-        trained = {name: p.requires_grad for name, p in self.whole_parameters.items()}
-        paths = {path for path, wanted in trained.items() if wanted}
+        paths = {path for path, wanted in self.trained.items() if wanted}
         plan = pipelined(part.graph, mark.stages, mark.microbatches, split, paths, cuts, mark.where)
         here = self.mesh.coordinates(self.rank)[mark.axis]
         names = [v.name for v in part.graph.inputs]
-        return Pipe(plan, names, mark.axis, ranks, here, mark.schedule, self.with_, self.options, trained)
+        return Pipe(plan, names, mark.axis, ranks, here, mark.schedule, self.with_, self.options, self.trained)
 
     def _piped(self, pipe: Pipe, inputs: Sequence[Any]) -> list[Any]:
         state = {path: self._tensor(path) for path in sorted(pipe.state)}
         call = pipe.begin([x.detach() if isinstance(x, torch.Tensor) else x for x in inputs], state)
         trained = [path for path, tensor in state.items() if tensor.requires_grad]
-        if not torch.is_grad_enabled() or not any(self.parameters_require):
+        if not torch.is_grad_enabled() or not any(self.trained.values()):
             pipe.run(call, pipe.forwards.orders[pipe.rank], state, keeps=False)
             return pipe.outputs(call)
         # A stage may have no parameter of its own, and has to go back all the same.
@@ -220,13 +218,13 @@ class PartedForward:
     def _state(self, entry: Entry, kind: str, path: str) -> Any:
         if kind == "captured":
             return entry.lookup(kind, path)
-        owner, _, name = path.rpartition(".")
-        return getattr(self.module.get_submodule(owner), name)
+        return self._tensor(path)
 
     def _found(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Entry, list[Any]]:
+        flags = self._flags()
         for number, (key, entry) in enumerate(self._entries.items()):
             inputs = _fitting(entry.signature, args, kwargs)
-            if inputs is not None and self._key(inputs, entry.signature) == key:
+            if inputs is not None and _key(inputs, entry.signature, flags) == key:
                 self._agree(f"call {number}, gradients {torch.is_grad_enabled()}")
                 return entry, inputs
         sizes = [f"{list(x.shape)} {x.dtype}" for x in tensors_in((args, kwargs))]
@@ -262,9 +260,6 @@ class PartedForward:
     def _positional(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A call in one spelling: by position as far as the signature goes."""
         return positional(self.parameters, args, kwargs)
-
-    def _key(self, inputs: Sequence[Any], signature: Signature) -> Any:
-        return tuple(map(_told, inputs)), id(signature.args), self._flags()
 
     def _flags(self) -> tuple[bool, ...]:
         return tuple(module.training for module in self.module.modules())
@@ -352,6 +347,10 @@ def mapped(tree: Any, f: Callable[[Any], Any]) -> Any:
     return f(tree)
 
 
+def _key(inputs: Sequence[Any], signature: Signature, flags: tuple[bool, ...]) -> Any:
+    return tuple(map(_told, inputs)), id(signature.args), flags
+
+
 def _told(value: Any) -> Type | Any:
     return type_of(value) if isinstance(value, torch.Tensor) else (type(value), value)
 
@@ -359,7 +358,7 @@ def _told(value: Any) -> Type | Any:
 def _fitting(signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any] | None:
     try:
         return signature.flatten(args, kwargs)
-    except Exception:
+    except SmeltError:
         return None
 
 

@@ -16,19 +16,19 @@ from smelt.autodiff import state_as_inputs
 from smelt.compiler.trainable import Native, Trainable
 from smelt.compiler.unit import machine_code
 from smelt.diag import Options, SmeltError
-from smelt.ir import STATE_OPS, Graph, TensorType, values_in
+from smelt.ir import STATE_OPS, Graph, TensorType, is_under, values_in
 from smelt.ops.collectives import Communicator, communicating, part_of
 from smelt.ops.placements import Placement, Shard, evenly
 from smelt.parallel.local import localize
 from smelt.parallel.marks import Batch, Divide, Mark, Pipeline, Stored
 from smelt.parallel.mesh import Mesh
-from smelt.parallel.partition import Moved, partition
+from smelt.parallel.partition import partition
 from smelt.parallel.syncs import check_syncs, syncs_of
 
 
 @dataclass(slots=True)
 class Parted:
-    """One rank's part of a program. axes: in the order in which it was divided.
+    """One rank's part of a program.
 
     inputs, state: by name or path, how each lies along each axis; only divided ones. outputs: the same, by number.
     names: of parameters with several names, the one that the program uses.
@@ -37,11 +37,9 @@ class Parted:
     graph: Graph
     mesh: Mesh
     rank: int
-    axes: tuple[str, ...]
     inputs: dict[str, dict[str, Shard]]
     state: dict[str, dict[str, Shard]]
     outputs: list[dict[str, Shard]]
-    moves: list[tuple[str, Moved]] = field(default_factory=list)
 
     names: dict[str, str] = field(default_factory=dict)
 
@@ -70,7 +68,7 @@ def parted(graph: Graph, mesh: Mesh, rank: int, marks: Sequence[Mark], ties: Map
     Raises: SmeltError (S0641, S0642) where the marks do not fit the graph or the mesh.
     """
     here = mesh.coordinates(rank)
-    found = Parted(graph, mesh, rank, (), {}, {}, [{} for _ in graph.outputs])
+    found = Parted(graph, mesh, rank, {}, {}, [{} for _ in graph.outputs])
     by_first = {ties.get(path, path): path for n in graph.walk() if n.op in STATE_OPS for path in (str(n.args[0]),)}
     found.names = {other: by_first[first] for other, first in ties.items() if first in by_first}
     for axis in _in_order(mesh, marks):
@@ -86,8 +84,6 @@ def parted(graph: Graph, mesh: Mesh, rank: int, marks: Sequence[Mark], ties: Map
         )  # fmt: skip
         check_syncs(wanted, made)
         found.graph = made.graph
-        found.axes = (*found.axes, axis)
-        found.moves += [(axis, move) for move in made.moves]
         for name, at in made.inputs.items():
             if isinstance(at, Shard):
                 where = found.inputs if name in {v.name for v in graph.inputs} else found.state
@@ -121,7 +117,9 @@ def _given(
 ) -> tuple[dict[str, Placement], frozenset[str]]:
     """How inputs and state lie along an axis, and what of it is used whole."""
     types = {v.name: v.type for v in graph.inputs}
-    state = {str(n.args[0]): n.result.type for n in graph.walk() if n.op in STATE_OPS}
+    nodes = [n for n in graph.walk() if n.op in STATE_OPS]
+    state = {str(n.args[0]): n.result.type for n in nodes}
+    parameters = {str(n.args[0]) for n in nodes if n.op == "param"}
     first = {ties.get(name, name): name for name in state}
     given: dict[str, Placement] = {}
     said: dict[str, Divide] = {}
@@ -137,22 +135,14 @@ def _given(
     for mark in marks:
         if isinstance(mark, Stored):
             for path, type_ in state.items():
-                if path not in given and _is_under(path, mark.path) and _can_be_stored(graph, path, type_, ranks):
-                    assert isinstance(type_, TensorType)
+                if path in given or path not in parameters or not is_under(path, mark.path):
+                    continue
+                if isinstance(type_, TensorType) and type_.sizes and type_.sizes[0] >= ranks:
                     given[path] = Shard(0, evenly(type_.sizes[0], ranks))
                     gathered.add(path)
         elif isinstance(mark, Batch):
             given |= batches(mark, types, ranks)
     return given, frozenset(gathered)
-
-
-def _is_under(path: str, root: str) -> bool:
-    return not root or path == root or path.startswith(root + ".")
-
-
-def _can_be_stored(graph: Graph, path: str, type_: object, ranks: int) -> bool:
-    is_param = any(n.op == "param" and str(n.args[0]) == path for n in graph.walk())
-    return is_param and isinstance(type_, TensorType) and len(type_.sizes) > 0 and type_.sizes[0] >= ranks
 
 
 def _check_twice(said: Mapping[str, Divide], path: str, mark: Divide) -> None:

@@ -41,6 +41,7 @@ from smelt.ir import (
 from smelt.ops import collectives as dist
 from smelt.ops.catalogue import record_of
 from smelt.ops.catalogue.sharding import FORMS, correspondences_of
+from smelt.ops.catalogue.sharding.terms import results as result_types
 from smelt.ops.effects import effects
 from smelt.ops.lowering import GraphEmitter
 from smelt.ops.placements import WHOLE, Correspondence, Division, Partial, Placement, Replicate, Shard, division_of
@@ -65,22 +66,9 @@ class Placed:
     is_stored: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """A collective that was put in: what is moved from where to where, and for which node of the program."""
-
-    value: str
-    had: Placement
-    wanted: Placement
-    op: str
-    nbytes: int
-    where: Span | None
-    wanted_by: Span | None
-
-
 @dataclass(slots=True)
 class Partition:
-    """A rank's graph, and how its inputs, state and outputs lie. moves: its collectives, in order.
+    """A rank's graph, and how its inputs, state and outputs lie.
 
     placements: of all values, by name. before: of those in `syncs`, how they came; where: at which line.
     """
@@ -90,7 +78,6 @@ class Partition:
     rank: int
     inputs: dict[str, Placement]
     outputs: list[Placement]
-    moves: list[Moved] = field(default_factory=list)
     placements: dict[str, Placement] = field(default_factory=dict)
     before: dict[str, Placement] = field(default_factory=dict)
     where: dict[str, Span | None] = field(default_factory=dict)
@@ -140,7 +127,6 @@ class _Partitioner:
         self.tuples: dict[Value, tuple[Value, list[Placement]]] = {}
         self.plain: dict[Value, Arg] = {}
         self.state: dict[tuple[str, str], Placed] = {}
-        self.moves: list[Moved] = []
         self.node: Node | None = None
         self.inputs: dict[str, Placement] = {}
         self.bound: set[Value] | None = None
@@ -163,9 +149,7 @@ class _Partitioner:
             lie.append(target)
         self.made.body.set_yields(tuple(yields))
         placements = {value.name: placed.base for value, placed in self.placed.items()}
-        return Partition(
-            self.made, self.axis, self.rank, self.inputs, lie, self.moves, placements, self.before, self.lines
-        )
+        return Partition(self.made, self.axis, self.rank, self.inputs, lie, placements, self.before, self.lines)
 
     def _input(self, value: Value) -> None:
         at = self.given.get(value.name, WHOLE)
@@ -250,7 +234,7 @@ class _Partitioner:
             known = Placed(at, {at: made}, self.builder.region, is_stored=True)
             if key[1] in self.gathered and isinstance(at, Shard):
                 # Never used as it is stored: the whole of it, of which each rank's gradient is its share.
-                made = self._gather(made, at, node.result, entered=True)
+                made = self._gather(made, at, entered=True)
                 known = Placed(WHOLE, {WHOLE: made}, self.builder.region, entered=made, is_stored=True)
             self.state[key] = known
         self.placed[node.result] = known
@@ -262,9 +246,9 @@ class _Partitioner:
             return self._as_it_is(node)
         made, places = self.tuples[source]
         assert isinstance(made.type, TupleType)
-        blocks = _named(self.builder.add("unpack", (made,), made.type.elements), node).results
-        for result, part, at in zip(node.results, blocks, places, strict=True):
-            self._set(result, part, at)
+        elements = _named(self.builder.add("unpack", (made,), made.type.elements), node).results
+        for result, one, at in zip(node.results, elements, places, strict=True):
+            self._set(result, one, at)
         return None
 
     def _write(self, node: Node) -> None:
@@ -420,7 +404,10 @@ class _Partitioner:
         chosen: Division | frozenset[int], *, named: bool = True,
     ) -> Node:  # fmt: skip
         left = iter(given)
-        swap = lambda v: next(left) if isinstance(v.type, TensorType) else self.plain[v]  # noqa: E731
+
+        def swap(value: Value) -> Arg:
+            return next(left) if isinstance(value.type, TensorType) else self.plain[value]
+
         args: Sequence[Arg] = [map_values(a, swap) for a in node.args]
         kwargs: dict[str, Arg] = {k: map_values(a, swap) for k, a in node.kwargs.items()}
         if found.local is not None and isinstance(chosen, Division):
@@ -428,8 +415,7 @@ class _Partitioner:
             assert schema is not None
             call = arguments_of(schema, args, kwargs)
             sizes = [v.type.sizes for v in given if isinstance(v.type, TensorType)]
-            types = tensor_types(node)
-            local = [self.local_sizes(t, at) for t, at in zip(types, results, strict=True)]
+            local = [self.local_sizes(t, at) for t, at in zip(result_types(node), results, strict=True)]
             call.update(found.local(sizes, local))
             positional = [a.name for a in schema.positional]
             args = [call[name] for name in positional]
@@ -444,7 +430,7 @@ class _Partitioner:
         value = node.results[0]
         self.before[value.name] = Partial()
         wish = self.syncs.get(value.name, WHOLE)
-        return self._move(made, Partial(), wish, value, value.type), wish
+        return self._move(made, Partial(), wish, value), wish
 
     def placement(self, value: Value) -> Placement:
         """In which placement a value was computed."""
@@ -468,10 +454,8 @@ class _Partitioner:
 
     def _whole_tuple(self, value: Value, made: Value, places: Sequence[Placement]) -> Arg:
         assert isinstance(made.type, TupleType) and isinstance(value.type, TupleType)
-        blocks = self.builder.add("unpack", (made,), made.type.elements).results
-        whole = [
-            self._move(p, at, WHOLE, value, t) for p, at, t in zip(blocks, places, value.type.elements, strict=True)
-        ]
+        elements = self.builder.add("unpack", (made,), made.type.elements).results
+        whole = [self._move(one, at, WHOLE, value) for one, at in zip(elements, places, strict=True)]
         return self.builder.add("py.tuple", tuple(whole), [value.type]).result
 
     def get(self, value: Value, at: Placement, *, entered: bool = False) -> Value:
@@ -487,9 +471,9 @@ class _Partitioner:
             if at not in placed.forms:
                 had = placed.forms[placed.base]
                 if entered and isinstance(placed.base, Shard):
-                    placed.entered = self._gather(had, placed.base, value, entered=True)
+                    placed.entered = self._gather(had, placed.base, entered=True)
                     return placed.entered
-                placed.forms[at] = self._move(had, placed.base, at, value, value.type)
+                placed.forms[at] = self._move(had, placed.base, at, value)
             if entered:
                 placed.entered = self.emitter.call(dist.ENTER, placed.forms[at], self.axis)
                 return placed.entered
@@ -510,15 +494,13 @@ class _Partitioner:
         with self.builder.at(holder):
             yield
 
-    def _move(self, had: Value, base: Placement, at: Placement, value: Value, type_: Type) -> Value:
+    def _move(self, had: Value, base: Placement, at: Placement, value: Value) -> Value:
         axis, rank, call = self.axis, self.rank, self.emitter.call
         if base == at:
             return had
         if isinstance(base, Partial):
             if isinstance(at, Shard) and base.op == "sum":
-                self._note(value, base, at, dist.REDUCE_SCATTER, had)
                 return call(dist.REDUCE_SCATTER, had, at.dim, at.sizes, at.blocks, rank, axis)
-            self._note(value, base, WHOLE, dist.ALL_REDUCE, had)
             had, base = call(dist.ALL_REDUCE, had, base.op, axis), WHOLE
             if isinstance(at, Replicate):
                 return had
@@ -531,15 +513,14 @@ class _Partitioner:
                 return again
             return call(dist.SHARD, had, at.dim, at.sizes, at.blocks, rank, axis)
         if isinstance(at, Replicate):
-            return self._gather(had, base, value)
+            return self._gather(had, base)
         if at.dim == base.dim:
-            whole = self._gather(had, base, value)
+            whole = self._gather(had, base)
             return call(dist.SHARD, whole, at.dim, at.sizes, at.blocks, rank, axis)
-        self._note(value, base, at, dist.ALL_TO_ALL, had)
         return call(dist.ALL_TO_ALL, had, base.dim, base.sizes, base.blocks, at.dim, at.sizes, at.blocks, rank, axis)
 
     def _again(self, value: Value, at: Shard) -> Value | None:
-        """A whole value, computed once more as its blocks: what falls into microbatches then is what it is made of.
+        """A whole value, computed once more as shares: what falls into microbatches then is what it is made of.
 
         None where it has to be cut itself: it is made of no parameter, or cannot be divided so.
         """
@@ -567,15 +548,9 @@ class _Partitioner:
                     self.bound.update(node.results)
         return value in self.bound
 
-    def _gather(self, had: Value, base: Shard, value: Value, *, entered: bool = False) -> Value:
-        self._note(value, base, WHOLE, dist.ALL_GATHER, had)
+    def _gather(self, had: Value, base: Shard, *, entered: bool = False) -> Value:
         given = {"entered": True} if entered else {}
         return self.emitter.call(dist.ALL_GATHER, had, base.dim, base.sizes, base.blocks, self.rank, self.axis, **given)
-
-    def _note(self, value: Value, had: Placement, wanted: Placement, op: str, of: Value) -> None:
-        where = value.node.span if value.node is not None else None
-        nbytes = of.type.nbytes if isinstance(of.type, TensorType) else 0
-        self.moves.append(Moved(value.name, had, wanted, op, nbytes, where, self.where()))
 
     def where(self) -> Span | None:
         """The user's line of the node that is being written."""
@@ -584,7 +559,7 @@ class _Partitioner:
     # --- types
 
     def local_type(self, type_: Type, at: Placement) -> Type:
-        """A type as the rank has it; blocks are row-major."""
+        """A type as the rank has it; shares are row-major."""
         if isinstance(type_, TensorType) and isinstance(at, Shard):
             return TensorType(type_.dtype, self.local_sizes(type_, at), None, type_.device)
         return type_
@@ -605,7 +580,6 @@ class _Partitioner:
         guess: list[Placement] = [self._carried(arg) for arg in firsts]
         if node.op == "if":
             guess = [WHOLE] * count
-        moves = len(self.moves)
         while True:
             made = self._attempt(node, lead, firsts, guess)
             found = self._regions(node, made, guess)
@@ -616,7 +590,6 @@ class _Partitioner:
                 region.set_yields(())
             _discard(made)
             guess = found
-            del self.moves[moves:]
         for result, value, at in zip(node.results, made.results, guess, strict=True):
             if isinstance(result.type, TensorType):
                 self._set(result, value, at)
@@ -670,16 +643,6 @@ def _named(made: Node, node: Node) -> Node:
     for new, old in zip(made.results, node.results, strict=True):
         new.name = old.name
     return made
-
-
-def tensor_types(node: Node) -> list[TensorType]:
-    """The types of a node's results, elements of a tuple one by one."""
-    found: list[TensorType] = []
-    for result in node.results:
-        for type_ in result.type.elements if isinstance(result.type, TupleType) else (result.type,):
-            assert isinstance(type_, TensorType)
-            found.append(type_)
-    return found
 
 
 def _discard(node: Node) -> None:

@@ -21,7 +21,20 @@ from smelt.analysis import used_by
 from smelt.analysis.cost import cost
 from smelt.autodiff.activity import active_values
 from smelt.diag import SmeltError, Span
-from smelt.ir import STATE_OPS, Arg, Device, Graph, Node, Region, TensorType, Value, clone_node, map_values, values_in
+from smelt.ir import (
+    STATE_OPS,
+    Arg,
+    Device,
+    Graph,
+    Node,
+    Region,
+    TensorType,
+    Value,
+    clone_node,
+    is_under,
+    map_values,
+    values_in,
+)
 from smelt.ops import collectives as dist
 from smelt.ops.collectives import shard_of
 from smelt.ops.effects import alias_of, effects
@@ -265,7 +278,7 @@ def _needed(values: Iterable[Value], stops: Callable[[Value], bool]) -> set[Node
 def _ends_of_cuts(nodes: Sequence[Node], cuts: Sequence[tuple[str, Span | None]], count: int) -> list[int]:
     ends = []
     for path, where in cuts:
-        inside = [i for i, node in enumerate(nodes) if _is_under(node.scope, path)]
+        inside = [i for i, node in enumerate(nodes) if is_under(node.scope, path)]
         if not inside:
             raise SmeltError(
                 f"no stage can end behind {path}", where, why="the program computes nothing of parameters there",
@@ -278,10 +291,6 @@ def _ends_of_cuts(nodes: Sequence[Node], cuts: Sequence[tuple[str, Span | None]]
             fix=f"name {count - 1} modules, or none: then stages are of equal work", code="S0641",
         )  # fmt: skip
     return sorted(ends)
-
-
-def _is_under(path: str, root: str) -> bool:
-    return path == root or path.startswith(root + ".")
 
 
 _PER_BYTE = 130.0

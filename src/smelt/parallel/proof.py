@@ -125,7 +125,10 @@ def local_arguments(
     for value, whole in zip(entry.whole_inputs, entry.signature.flatten(args, given), strict=True):
         if isinstance(whole, torch.Tensor) and value in part.inputs:
             by_id[id(whole)] = part.local(value, whole)
-    swap = lambda x: by_id.get(id(x), x)  # noqa: E731
+
+    def swap(x: Any) -> Any:
+        return by_id.get(id(x), x)
+
     return mapped(args, swap), mapped(given, swap)
 
 

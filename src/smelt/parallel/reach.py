@@ -24,7 +24,7 @@ _MOST_TRIES = 8
 class Reach:
     """state: parameters and buffers by path. count: how many units are divided. ends: nodes in which the division is
     summed over. breaks: nodes that need the whole. cuts: nodes that make the whole of what is divided behind them, for
-    which nothing is sent on the way there. outputs: numbers of those that come divided.
+    which nothing is sent on the way there.
     """
 
     count: int = 0
@@ -32,8 +32,6 @@ class Reach:
     ends: list[Node] = field(default_factory=list)
     breaks: list[Node] = field(default_factory=list)
     cuts: list[Node] = field(default_factory=list)
-    outputs: list[int] = field(default_factory=list)
-    values: dict[Value, Shard] = field(default_factory=dict)
 
 
 class Reaches:
@@ -90,9 +88,6 @@ class _Run:
             value = self.pending.pop()
             for node in _around(value):
                 self._node(node)
-        outputs = reaches.graph.outputs
-        self.reach.outputs = [i for i, out in enumerate(outputs) if isinstance(out, Value) and out in self.found]
-        self.reach.values = self.found
 
     def _state(self, path: str, at: Shard) -> None:
         self.reach.state[path] = at

@@ -136,7 +136,10 @@ class Pipe:
         """Take a batch: what microbatches have in common is computed, and random numbers are drawn."""
         named = dict(zip(self.names, inputs, strict=True))
         plan, count = self.plan, self.plan.microbatches
-        lookup = lambda _, path: state[path]  # noqa: E731
+
+        def lookup(kind: str, path: str) -> Any:
+            return state[path]
+
         wholes = iter(evaluate(plan.wholes, [named[v.name] for v in plan.wholes.inputs], lookup))
         per = [
             iter(evaluate(plan.sums, [self._part(named[v.name], v.name, m) for v in plan.sums.inputs], lookup))

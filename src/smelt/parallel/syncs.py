@@ -1,7 +1,7 @@
 """Where a schedule names a collective: which values that is about, and whether it is one there.
 
 A collective that is named is checked: an all-reduce needs a sum, an all-gather a division. Those that nobody names
-follow from placements all the same (`Partition.moves`).
+follow from placements all the same.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from smelt.diag import SmeltError, Span
-from smelt.ir import Graph, Node, Region, TensorType, Value
+from smelt.ir import STATE_OPS, Graph, Node, Region, TensorType, Value, is_under
 from smelt.ops.placements import WHOLE, Partial, Placement, Replicate, Shard, evenly
 from smelt.parallel.marks import Mark, Sync
 from smelt.parallel.partition import Partition
@@ -68,9 +68,9 @@ def _target(mark: Sync, value: Value, ranks: int) -> Placement:
 
 def values_of(graph: Graph, path: str, which: str) -> list[Value]:
     """The tensors that a module gives to others, or is given by them."""
-    inside = {node for node in graph.walk() if _is_under(node.scope, path) and not node.regions}
+    inside = dict.fromkeys(node for node in graph.walk() if is_under(node.scope, path) and not node.regions)
     found: dict[Value, None] = {}
-    for node in inside_in_order(graph, inside):
+    for node in inside:
         if which == "input":
             for value in node.operands():
                 maker = value.node
@@ -84,17 +84,8 @@ def values_of(graph: Graph, path: str, which: str) -> list[Value]:
     return list(found)
 
 
-def inside_in_order(graph: Graph, inside: set[Node]) -> list[Node]:
-    """The nodes of a set in program order."""
-    return [node for node in graph.walk() if node in inside]
-
-
 def _is_state(node: Node | None) -> bool:
-    return node is not None and node.op in ("param", "buffer", "captured")
-
-
-def _is_under(path: str, root: str) -> bool:
-    return not root or path == root or path.startswith(root + ".")
+    return node is not None and node.op in STATE_OPS
 
 
 def check_syncs(wanted: Syncs, made: Partition) -> None:

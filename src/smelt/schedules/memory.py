@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from smelt.ir import is_under
 from smelt.schedules.applying import Taker
 from smelt.schedules.report import Ready
 from smelt.scheduling import Match, Schedule
-from smelt.scheduling.target import is_under, join
+from smelt.scheduling.target import join
 
 _LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
+from smelt.ir import is_under
 from smelt.ops.record import Trait
 from smelt.ops.sets import PRODUCTS, bases_where
 from smelt.pattern import short_name
 from smelt.schedules.applying import Do, Taker
 from smelt.schedules.report import Ready
 from smelt.scheduling import Schedule
-from smelt.scheduling.target import is_under
 
 _CONVOLUTIONS = frozenset(f"conv{kind}{rank}d" for kind in ("", "_transpose") for rank in (1, 2, 3))
 _PRODUCTS = _CONVOLUTIONS | {name.split(".")[1] for name in PRODUCTS} | {

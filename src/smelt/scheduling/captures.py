@@ -19,12 +19,12 @@ from smelt.compiler import script
 from smelt.compiler.pipeline import functional_graph
 from smelt.compiler.staged import staged_capture
 from smelt.diag import Options, ScheduleError, SmeltError, SmeltWarning, Span
-from smelt.ir import Graph
+from smelt.ir import Graph, is_under
 from smelt.scheduling.compare_runs import searched
 from smelt.scheduling.forms import STATE
 from smelt.scheduling.observing import ObservedRun
 from smelt.scheduling.probing import probe_of
-from smelt.scheduling.target import Target, is_under, join
+from smelt.scheduling.target import Target, join
 
 
 def captures_of(

@@ -23,13 +23,12 @@ from smelt.codegen.llvm.objects import assembly_of
 from smelt.compiler import Compiled
 from smelt.diag import ScheduleError
 from smelt.diag.loops import LoopStep
-from smelt.ir import Type
+from smelt.ir import Type, is_under
 from smelt.scheduling.functions import stand_ins
 from smelt.scheduling.regions import NativeRegion
 from smelt.scheduling.running import CALL
 from smelt.scheduling.scope_graphs import ScopeGraph
 from smelt.scheduling.state import State
-from smelt.scheduling.target import is_under
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,7 @@ class ParallelSteps(Steps):
             those of queries, keys and values. Ranks get as many units as `torch.chunk` gives them; the last may have
             fewer. A parameter with several names is divided under all of them.
         What follows from it (the products' other dimensions, sums over ranks, gradients) is derived; `s.verify(mesh=)`
-        proves it, `s.placements(mesh)` shows it.
+        proves it.
         Raises: ScheduleError (S0641) for a tensor or dimension that there is not, and one that is divided already.
         """
         given = {"tensor": tensor, "axis": axis, "mesh_dim": mesh_dim}

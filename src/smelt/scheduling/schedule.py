@@ -18,7 +18,7 @@ from smelt.compiler.interrupts import SignalsWait
 from smelt.diag import ScheduleError, Span
 from smelt.diag.collector import full_collections_later
 from smelt.diag.notebook import text_box
-from smelt.ir import Node
+from smelt.ir import Node, is_under
 from smelt.parallel.module import positional
 from smelt.pattern import Where
 from smelt.scheduling import copying
@@ -41,7 +41,7 @@ from smelt.scheduling.replacing import ReplaceSteps
 from smelt.scheduling.selecting import as_matches, remembering, scope_of, selector_of
 from smelt.scheduling.state import State
 from smelt.scheduling.steps import Log, Step, user_span
-from smelt.scheduling.target import Target, is_under, join
+from smelt.scheduling.target import Target, join
 from smelt.scheduling.text import applied, to_json
 from smelt.scheduling.tuning import Tuning
 from smelt.scheduling.verify import Verifying, checked, examples_of

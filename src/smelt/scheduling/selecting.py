@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from smelt.diag import ScheduleError
+from smelt.ir import is_under
 from smelt.scheduling.copying import has_hooks
 from smelt.scheduling.editing import hooked
 from smelt.scheduling.finding import reader, same_place
@@ -15,7 +16,7 @@ from smelt.scheduling.match import Match, Matches
 from smelt.scheduling.scope_graphs import ScopeGraph
 from smelt.scheduling.selector import Selector
 from smelt.scheduling.state import State
-from smelt.scheduling.target import Target, is_under
+from smelt.scheduling.target import Target
 
 
 def as_matches(given: Any) -> list[Match]:

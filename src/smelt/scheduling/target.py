@@ -94,11 +94,6 @@ def join(prefix: str, path: str) -> str:
     return f"{prefix}.{path}" if prefix and path else prefix or path
 
 
-def is_under(path: str, root: str) -> bool:
-    """Whether a path is another one or lies below it."""
-    return not root or path == root or path.startswith(root + ".")
-
-
 def _ancestors(path: str) -> Iterator[str]:
     parts = path.split(".") if path else []
     yield ""
