@@ -223,7 +223,9 @@ class OnnxEmitter(Protocol):
 
 
 OnnxResult: TypeAlias = "OnnxValue | tuple[OnnxValue | None, ...] | OnnxItems | None"
-OnnxForm: TypeAlias = Callable[[OnnxEmitter, Call, "tuple[Type, ...]"], OnnxResult]
+Types: TypeAlias = tuple[Type, ...]
+"""Those of a call's results."""
+OnnxForm: TypeAlias = Callable[[OnnxEmitter, Call, Types], OnnxResult]
 """A call in ONNX's operators, from its arguments and the types of its results: a value for each result, or the items of
 the only one. None: not for this call. Raises: NoOnnxForm.
 """

@@ -21,9 +21,8 @@ from smelt.ops.catalogue.onnx.base import (
     sizes_of_type,
 )
 from smelt.ops.convert import dtype_to_torch
-from smelt.ops.record import Call, NoOnnxForm, OnnxEmitter, OnnxForm, OnnxValue
+from smelt.ops.record import Call, NoOnnxForm, OnnxEmitter, OnnxForm, OnnxValue, Types
 
-Types = tuple[Type, ...]
 _MOST_ELEMENTS = 4096
 """Of a range that is written as a constant."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from smelt.ir import DType, TensorType, Type, Value
+from smelt.ir import DType, TensorType, Value
 from smelt.ops.catalogue.onnx.base import (
     LAST,
     Forms,
@@ -23,9 +23,7 @@ from smelt.ops.catalogue.onnx.base import (
     where,
 )
 from smelt.ops.catalogue.onnx.views import scattered
-from smelt.ops.record import Call, NoOnnxForm, OnnxEmitter, OnnxForm, OnnxValue, tensor_type
-
-Types = tuple[Type, ...]
+from smelt.ops.record import Call, NoOnnxForm, OnnxEmitter, OnnxForm, OnnxValue, Types, tensor_type
 
 
 def _index_select(b: OnnxEmitter, call: Call, results: Types) -> OnnxValue:

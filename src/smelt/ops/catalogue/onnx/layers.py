@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from smelt.ir import DType, TensorType, Type, Value
+from smelt.ir import DType, TensorType, Value
 from smelt.ops.catalogue.onnx.base import (
     Forms,
     cast,
@@ -26,9 +26,7 @@ from smelt.ops.catalogue.onnx.base import (
     where,
 )
 from smelt.ops.convert import dtype_to_torch
-from smelt.ops.record import Call, NoOnnxForm, OnnxEmitter, OnnxForm, OnnxValue, tensor_type
-
-Types = tuple[Type, ...]
+from smelt.ops.record import Call, NoOnnxForm, OnnxEmitter, OnnxForm, OnnxValue, Types, tensor_type
 
 
 def _ones(b: OnnxEmitter, sizes: Sequence[int], dtype: DType) -> OnnxValue:

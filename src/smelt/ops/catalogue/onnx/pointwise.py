@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from smelt.ir import Arg, DType, Type, Value
+from smelt.ir import Arg, DType, Value
 from smelt.ops.catalogue.onnx.base import (
     Forms,
     Operand,
@@ -23,9 +23,7 @@ from smelt.ops.catalogue.onnx.base import (
     where,
 )
 from smelt.ops.convert import dtype_to_torch
-from smelt.ops.record import Call, NoOnnxForm, OnnxEmitter, OnnxForm, OnnxValue, tensor_type
-
-Types = tuple[Type, ...]
+from smelt.ops.record import Call, NoOnnxForm, OnnxEmitter, OnnxForm, OnnxValue, Types, tensor_type
 
 
 def _same(b: OnnxEmitter, call: Call, results: Types) -> OnnxValue:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from smelt.ir import DType, Type, Value
+from smelt.ir import DType, Value
 from smelt.ops.catalogue.onnx.base import (
     Forms,
     cast,
@@ -27,9 +27,7 @@ from smelt.ops.catalogue.onnx.base import (
     where,
 )
 from smelt.ops.catalogue.onnx.pointwise import softmax
-from smelt.ops.record import Call, NoOnnxForm, OnnxEmitter, OnnxForm, OnnxValue, tensor_type
-
-Types = tuple[Type, ...]
+from smelt.ops.record import Call, NoOnnxForm, OnnxEmitter, OnnxForm, OnnxValue, Types, tensor_type
 
 
 def turned(b: OnnxEmitter, x: Value | OnnxValue, rank: int) -> OnnxValue:

@@ -19,9 +19,8 @@ from smelt.ops.catalogue.onnx.base import (
     where,
 )
 from smelt.ops.catalogue.onnx.pointwise import float_remainder
-from smelt.ops.record import Call, NoOnnxForm, OnnxEmitter, OnnxForm, OnnxItems, OnnxValue
+from smelt.ops.record import Call, NoOnnxForm, OnnxEmitter, OnnxForm, OnnxItems, OnnxValue, Types
 
-Types = tuple[Type, ...]
 """Calls of `py.*` have their positional arguments under "args"."""
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from smelt.ir import DType, Type
+from smelt.ir import DType
 from smelt.ops.catalogue.onnx.base import (
     LAST,
     Forms,
@@ -30,9 +30,7 @@ from smelt.ops.catalogue.onnx.base import (
     unsqueeze,
     where,
 )
-from smelt.ops.record import Call, NoOnnxForm, OnnxEmitter, OnnxForm, OnnxValue
-
-Types = tuple[Type, ...]
+from smelt.ops.record import Call, NoOnnxForm, OnnxEmitter, OnnxForm, OnnxValue, Types
 
 
 def _along(call: Call) -> tuple[int, ...]:

@@ -30,10 +30,7 @@ from smelt.ops.catalogue.onnx.base import (
     static_size,
     unsqueeze,
 )
-from smelt.ops.record import Call, NoOnnxForm, OnnxEmitter, OnnxForm, OnnxValue, tensor_type
-
-Types = tuple[Type, ...]
-
+from smelt.ops.record import Call, NoOnnxForm, OnnxEmitter, OnnxForm, OnnxValue, Types, tensor_type
 
 # --- sizes
 
