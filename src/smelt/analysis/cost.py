@@ -1,7 +1,7 @@
 """A simple cost of each node: floating-point operations and bytes read and written.
 
-A product of M x K by K x N counts 2 M N K operations, a convolution likewise, attention its two products; anything
-else counts one for each element of its largest tensor. Views cost nothing.
+A product of M x K by K x N counts 2 M N K operations, a convolution likewise, attention its two products, its gradient
+five; anything else counts one for each element of its largest tensor. Views cost nothing.
 """
 
 from __future__ import annotations
@@ -60,4 +60,7 @@ def _flops(node: Node) -> int:
             return 2 * prod(out) * prod(sizes[1][1:])
         case "scaled_dot_product_attention" | "_scaled_dot_product_flash_attention_for_cpu" if len(sizes) >= 3:
             return 2 * prod(sizes[0]) * sizes[1][-2] + 2 * prod(out) * sizes[1][-2]
+        case "_scaled_dot_product_flash_attention_for_cpu_backward" if len(sizes) >= 4:
+            # The scores again, and two products for each of the two forward.
+            return 2 * prod(sizes[0]) * sizes[2][-2] * 5
     return max([prod(out), *map(prod, sizes)])

@@ -73,6 +73,12 @@ class Entry:
     programs: dict[tuple[bool, ...], PartedProgram | PartedInference]
     pipe: Pipe | None = None
 
+    @property
+    def trained(self) -> PartedProgram | PartedInference | None:
+        """The program that gives gradients, if there is one; else one that gives none."""
+        found = sorted(self.programs.values(), key=lambda p: isinstance(p, PartedProgram))
+        return found[-1] if found else None
+
 
 class PartedForward:
     """Stands as `module.forward`. copy: makes the whole model. ties: as of `parted`."""
@@ -205,15 +211,14 @@ class PartedForward:
             return PartedInference(entry.graph, self.options, self.with_)
         return PartedProgram(entry.graph, requires, self.options, self.with_, entry.unseen)
 
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """The kinds of calls so far."""
+        return tuple(self._entries.values())
+
     def entry_of(self, part: Parted) -> Entry:
         """The kind of call that a part is of."""
         return next(entry for entry in self._entries.values() if entry.part is part)
-
-    @property
-    def saved_nbytes(self) -> int:
-        """Bytes that the largest program keeps from forward to backward."""
-        programs = [p for entry in self._entries.values() for p in entry.programs.values()]
-        return max((p.halves.nbytes for p in programs if isinstance(p, PartedProgram)), default=0)
 
     def _state(self, entry: Entry, kind: str, path: str) -> Any:
         if kind == "captured":

@@ -15,6 +15,10 @@ import torch
 from smelt.diag import Span, VerifyError
 from smelt.ops.collectives import whole_of
 from smelt.ops.placements import Shard
+from smelt.parallel.clock import Clock
+from smelt.parallel.events import Memory
+from smelt.parallel.figures import TYPICAL, Figures
+from smelt.parallel.measures import measured
 from smelt.parallel.mesh import Mesh
 from smelt.parallel.module import Copy, PartedForward, mapped, positional, tensors_in
 from smelt.parallel.parted import Parted
@@ -27,17 +31,35 @@ _SEED = 20230717
 
 @dataclass(slots=True)
 class Rank:
-    """What one rank had and sent. sent: bytes and messages along each axis, as a ring sends them, in all steps."""
+    """What one rank had and sent. sent: messages and bytes along each axis, as a ring sends them, in all steps.
+
+    idle, talking: the parts of a step in which it waits for others, and exchanges.
+    """
 
     where: str
-    parameters: int
-    saved: int
+    memory: Memory
     sent: dict[str, tuple[int, int]]
+    idle: float
+    talking: float
+
+    @property
+    def parameters(self) -> int:
+        """Bytes of parameters."""
+        return self.memory.parameters
+
+    @property
+    def saved(self) -> int:
+        """The most bytes that are kept at once from forward to backward."""
+        return self.memory.saved
 
 
 @dataclass(slots=True)
 class Proof:
-    """What was compared on how many ranks, with the largest relative error, and where that was."""
+    """What was compared on how many ranks, with the largest relative error, and where that was.
+
+    clock: a step by the clock, simulated from the cost of nodes and messages (`figures`). links: bytes from rank to
+    rank, in all steps.
+    """
 
     mesh: Mesh
     compared: int
@@ -45,25 +67,51 @@ class Proof:
     error: float
     worst: str
     ranks: list[Rank] = field(default_factory=list)
+    clock: Clock = field(default_factory=lambda: Clock([], 0.0, {}))
+    links: dict[tuple[int, int], int] = field(default_factory=dict)
+    figures: Figures = TYPICAL
 
     def __str__(self) -> str:
         rows = [
             f"{self.mesh.size} ranks ({self.mesh}) agree with the model: {self.compared} values in {self.steps} "
             f"step{'s' * (self.steps != 1)}, largest relative error {self.error:.1e} ({self.worst})",
-            f"{'rank':>5}  {'place':<16}{'parameters':>12}{'saved':>12}  sent a step",
+            f"{'rank':>5}  {'place':<16}{'parameters':>12}{'saved':>12}{'peak':>12}{'idle':>7}  sent a step",
         ]
-        for number, one in enumerate(self.ranks):
+        for number, one in enumerate(self.ranks[:_SHOWN]):
             sent = ", ".join(
-                f"{axis} {_bytes(nbytes / self.steps)} in {count // self.steps} messages"
+                f"{axis} {text_of_bytes(nbytes / self.steps)} in {count // self.steps} messages"
                 for axis, (count, nbytes) in one.sent.items()
             )
-            rows.append(
-                f"{number:>5}  {one.where:<16}{_bytes(one.parameters):>12}{_bytes(one.saved):>12}  {sent or 'nothing'}"
+            held = "".join(
+                f"{text_of_bytes(n):>12}" for n in (one.memory.parameters, one.memory.saved, one.memory.peak)
             )
+            rows.append(f"{number:>5}  {one.where:<16}{held}{one.idle:>7.0%}  {sent or 'nothing'}")
+        if len(self.ranks) > _SHOWN:
+            rows.append(f"  and {len(self.ranks) - _SHOWN} more")
+        if self.ranks:
+            rows += ["", self.timeline(), "", self.traffic()]
         return "\n".join(rows)
 
+    def timeline(self, width: int = 72) -> str:
+        """A step, one line a rank. Times are simulated: what matters is who waits for whom, and how long."""
+        shown = range(min(len(self.ranks), _SHOWN))
+        bubble = f"bubble {self.clock.bubble:.0%} of all ranks' time; {self.figures.origin}"
+        return f"{self.clock.picture(width, shown)}\n{bubble}"
 
-def _bytes(count: float) -> str:
+    def traffic(self) -> str:
+        """What goes from rank to rank in a step, the busiest links first."""
+        links = sorted(self.links.items(), key=lambda item: (-item[1], item[0]))
+        told = [f"{a} to {b} {text_of_bytes(n / self.steps)}" for (a, b), n in links[:_SHOWN]]
+        more = f", and {len(links) - _SHOWN} more" if len(links) > _SHOWN else ""
+        return f"links, bytes a step: {', '.join(told) or 'none'}{more}"
+
+
+_SHOWN = 16
+"""Ranks and links of a text."""
+
+
+def text_of_bytes(count: float) -> str:
+    """A number of bytes for people."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
@@ -78,7 +126,7 @@ def sgd(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
 
 def prove(
     copy: Copy, make: Make, mesh: Mesh, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, steps: int = 3,
-    optimizer: Optimizer = sgd, tolerance: float = 1e-5,
+    optimizer: Optimizer = sgd, tolerance: float = 1e-5, figures: Figures = TYPICAL,
 ) -> Proof:  # fmt: skip
     """Compare. copy: makes the model. make: the module of a rank, with its part. tolerance: relative to the largest
     element of each tensor. Raises: VerifyError (S0621) with the first value that differs.
@@ -92,33 +140,43 @@ def prove(
         torch.manual_seed(_SEED)
         world = World(mesh)
 
+        updates: dict[int, torch.optim.Optimizer] = {}
+
         def rank_program(rank: int) -> list[Snapshot]:
             module, part = ranks[rank]
             own_args, own_kwargs = local_arguments(module, part, args, kwargs)
-            return _train(module, own_args, own_kwargs, steps, optimizer, _Local(part))
+
+            def noted(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+                updates[rank] = optimizer(parameters)
+                return updates[rank]
+
+            return _train(module, own_args, own_kwargs, steps, noted, _Local(part))
 
         found = world.run(rank_program)
     finally:
         torch.set_rng_state(numbers)
     proof = _compared(mesh, wanted, found, [part for _, part in ranks], tolerance)
-    proof.ranks = [_rank(world, rank, module) for rank, (module, _) in enumerate(ranks)]
+    forwards = [_forward_of(module) for module, _ in ranks]
+    proof.clock, memories = measured(mesh, forwards, [updates.get(r) for r in range(mesh.size)], figures)
+    proof.links, proof.figures = world.links, figures
+    for rank, memory in enumerate(memories):
+        sent = {axis: (one.count, one.nbytes) for (r, axis), one in world.sent.items() if r == rank}
+        idle, talking = proof.clock.idle(rank), proof.clock.talking(rank)
+        proof.ranks.append(Rank(mesh.where(rank), memory, sent, idle, talking))
     return proof
 
 
-def _rank(world: World, rank: int, module: torch.nn.Module) -> Rank:
+def _forward_of(module: torch.nn.Module) -> PartedForward:
     forward = module.__dict__["forward"]
     assert isinstance(forward, PartedForward)
-    sent = {axis: (one.count, one.nbytes) for (r, axis), one in world.sent.items() if r == rank}
-    nbytes = sum(p.numel() * p.element_size() for p in module.parameters())
-    return Rank(world.mesh.where(rank), nbytes, forward.saved_nbytes, sent)
+    return forward
 
 
 def local_arguments(
     module: torch.nn.Module, part: Parted, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What of a call of all ranks together a rank is called with."""
-    forward = module.__dict__["forward"]
-    assert isinstance(forward, PartedForward)
+    forward = _forward_of(module)
     args, given = positional(forward.parameters, args, kwargs)
     entry = forward.entry_of(part)
     by_id: dict[int, torch.Tensor] = {}

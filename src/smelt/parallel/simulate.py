@@ -47,10 +47,11 @@ class Stopped(BaseException):
 
 @dataclass(eq=False)
 class World:
-    """The ranks of a mesh, and what they sent: by rank and axis."""
+    """The ranks of a mesh, and what they sent: by rank and axis; links: bytes from rank to rank."""
 
     mesh: Mesh
     sent: dict[tuple[int, str], Sent] = field(default_factory=dict)
+    links: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def run(self, rank_program: Callable[[int], T]) -> list[T]:
         """What the program gives on each rank, in order.
@@ -59,11 +60,13 @@ class World:
         """
         return _Run(self, rank_program).results()
 
-    def count(self, rank: int, axis: str, nbytes: float) -> None:
-        """Note a message."""
+    def count(self, rank: int, axis: str, nbytes: float, to: Sequence[int]) -> None:
+        """Note a message, to one rank or in equal shares to several."""
         one = self.sent.setdefault((rank, axis), Sent())
         one.count += 1
         one.nbytes += int(nbytes)
+        for other in to:
+            self.links[rank, other] = self.links.get((rank, other), 0) + int(nbytes / len(to))
 
 
 class _Run:
@@ -215,7 +218,7 @@ class _Here:
     def send(self, tensor: torch.Tensor, target: int, axis: str, key: str) -> None:
         other = self.mesh.group(self.rank, axis)[target]
         self.run.letters.setdefault((self.rank, other, key), deque()).append(tensor.clone())
-        self.run.world.count(self.rank, axis, _nbytes(tensor))
+        self.run.world.count(self.rank, axis, _nbytes(tensor), [other])
 
     def recv(self, like: torch.Tensor, source: int, axis: str, key: str) -> torch.Tensor:
         other = self.mesh.group(self.rank, axis)[source]
@@ -235,7 +238,14 @@ def _compute(world: World, asked: Sequence[Request]) -> None:
     for rank, one, answer in zip(first.group, asked, answers, strict=True):
         one.answer = answer
         if count > 1:
-            world.count(rank, axis, sent * (count - 1) / count)
+            world.count(rank, axis, sent * (count - 1) / count, receivers(kind, first.group, rank))
+
+
+def receivers(kind: str, group: Sequence[int], rank: int) -> list[int]:
+    """To whom a rank of a group sends in a collective: to the next one of a ring, or its part to each."""
+    if kind == "all_to_all":
+        return [other for other in group if other != rank]
+    return [group[(group.index(rank) + 1) % len(group)]]
 
 
 def _reduced(what: Sequence[Any], tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], float]:

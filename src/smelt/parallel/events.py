@@ -1,0 +1,275 @@
+"""What a rank does in one step of training, as a list of events: work, collectives, messages.
+
+    forward      work 1.2 ms, all_reduce of 524 kB along "tp", work 0.9 ms, ...
+    backward     the same of the backward graph, in which the collectives of gradients stand
+    update       work
+
+Events come from the graphs that run, or would run: of a rank of a pipeline stage by stage, in its order. A loop's body
+counts once. Invariant: ranks that have one program have events that fit: each collective and message finds its others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from smelt.analysis.aliases import alias_analysis, is_external
+from smelt.analysis.liveness import nbytes, used_by
+from smelt.ir import Arg, Graph, Node, Value, values_in
+from smelt.ops import collectives as dist
+from smelt.ops.placements import Shard
+from smelt.parallel.figures import Kernels, is_inside
+from smelt.parallel.order import Action
+from smelt.parallel.pipeline import Pipelined
+
+FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Computation. phase: forward, backward or update. microbatch: of a pipeline."""
+
+    seconds: float
+    phase: str
+    microbatch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A collective along an axis. nbytes: its payload, as of `figures.hops_and_bytes`."""
+
+    kind: str
+    axis: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A message to a rank of an axis, by its place there."""
+
+    axis: str
+    target: int
+    key: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recv:
+    """A message that is waited for."""
+
+    axis: str
+    source: int
+    key: str
+    nbytes: int
+
+
+Event: TypeAlias = Work | Exchange | Send | Recv
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The two graphs of a program that is trained; no backward where nothing is.
+
+    saved: bytes kept from forward to backward. forward_peak, backward_peak: of the memory that a run of either makes.
+    """
+
+    forward: Graph
+    backward: Graph | None
+    saved: int
+    forward_peak: int
+    backward_peak: int
+
+
+# --- of a graph
+
+
+def of_graph(graph: Graph, kernels: Kernels, phase: str, microbatch: int = 0) -> list[Event]:
+    """The events of a run of a graph, work between collectives added up."""
+    found: list[Event] = []
+    seconds = 0.0
+    for node in graph.walk():
+        if node.op in dist.COLLECTIVES:
+            if seconds:
+                found.append(Work(seconds, phase, microbatch))
+            seconds = 0.0
+            found.append(exchange_of(node))
+        else:
+            seconds += kernels.seconds(node)
+    if seconds:
+        found.append(Work(seconds, phase, microbatch))
+    return found
+
+
+def exchange_of(node: Node) -> Exchange:
+    """A collective that is a node of a graph."""
+    axis = node.args[-1]
+    assert isinstance(axis, str)
+    whole = node.result if node.op == dist.ALL_GATHER else node.args[0]
+    return Exchange(node.op.removeprefix("dist."), axis, _nbytes(whole))
+
+
+def _nbytes(arg: Arg) -> int:
+    return nbytes(arg) if isinstance(arg, Value) else 0
+
+
+def peak_of(graph: Graph) -> int:
+    """Bytes that a run of a graph makes at the most: its outputs, and the most of what else is alive at once.
+
+    What stays in registers counts nothing, and neither does what others own.
+    """
+    aliases = alias_analysis(graph)
+    outputs = {root for arg in graph.outputs for v in values_in(arg) for root in aliases.of(v)}
+    nodes = list(graph.body)
+    ends: dict[Value, int] = {}
+    for i, node in enumerate(nodes):
+        for value in (*used_by(node), *node.results):
+            ends.update(dict.fromkeys(aliases.of(value), i))
+    freed: dict[int, int] = {}
+    now = most = 0
+    for i, node in enumerate(nodes):
+        for result in node.results:
+            if result in aliases.of(result) and not is_external(result) and result not in outputs:
+                count = 0 if is_inside(result) else _nbytes(result)
+                now += count
+                freed[ends[result]] = freed.get(ends[result], 0) + count
+        most = max(most, now)
+        now -= freed.get(i, 0)
+    return most + sum(_nbytes(root) for root in outputs if not is_external(root))
+
+
+# --- of a whole step
+
+
+def of_step(pieces: Pieces, kernels: Kernels, parameters: int) -> list[Event]:
+    """Forward, backward, and the update of so many parameters."""
+    found = of_graph(pieces.forward, kernels, FORWARD)
+    if pieces.backward is not None:
+        found += of_graph(pieces.backward, kernels, BACKWARD)
+        found.append(Work(parameters * kernels.update_ns * 1e-9, UPDATE))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A rank of a pipeline: its place along the axis, what it runs of each stage, in which order.
+
+    entered: the parameters whose gradients are added up along other axes once a step, by axis. sizes: bytes of the
+    rank's parameters, by path.
+    """
+
+    plan: Pipelined
+    axis: str
+    rank: int
+    ranks: int
+    order: Sequence[Action]
+    pieces: Mapping[int, Pieces]
+    entered: Mapping[str, Collection[str]]
+    sizes: Mapping[str, int]
+
+    @property
+    def results(self) -> Iterator[int]:
+        """Bytes of each of the program's results, which all ranks get."""
+        for number, at in enumerate(self.plan.outputs):
+            stage = next(stage for stage in self.plan.stages if number in stage.results)
+            one = _nbytes(stage.graph.outputs[stage.results[number]])
+            yield one * self.plan.microbatches if isinstance(at, Shard) else one
+
+
+def of_pipe(staged: Staged, kernels: Kernels, parameters: int) -> list[Event]:
+    """A step of a rank of a pipeline: `parallel.stages.Pipe` does the same."""
+    found: list[Event] = []
+    come: set[str] = set()
+    for action in staged.order:
+        if action.is_backward:
+            found += _backward(staged, action, kernels)
+        else:
+            found += _forward(staged, action, kernels, come)
+    found += _ties(staged)
+    if staged.ranks > 1:
+        found += [Exchange("broadcast", staged.axis, count) for count in staged.results]
+    if any(action.is_backward for action in staged.order):
+        found.append(Work(parameters * kernels.update_ns * 1e-9, UPDATE))
+    return found
+
+
+def _forward(staged: Staged, action: Action, kernels: Kernels, come: set[str]) -> Iterator[Event]:
+    stage, m = staged.plan.stages[action.stage], action.microbatch
+    for kind, name in stage.inputs:
+        key = f"{name}/{m}"
+        source = staged.plan.crossings[name].source % staged.ranks if kind == "value" else staged.rank
+        if source != staged.rank and key not in come:
+            come.add(key)
+            yield Recv(staged.axis, source, key, staged.plan.crossings[name].type.nbytes)
+    yield from of_graph(staged.pieces[action.stage].forward, kernels, FORWARD, m)
+    for name in stage.outputs:
+        crossing = staged.plan.crossings[name]
+        for target in sorted({t % staged.ranks for t in crossing.targets} - {staged.rank}):
+            yield Send(staged.axis, target, f"{name}/{m}", crossing.type.nbytes)
+
+
+def _backward(staged: Staged, action: Action, kernels: Kernels) -> Iterator[Event]:
+    stage, m, pieces = staged.plan.stages[action.stage], action.microbatch, staged.pieces[action.stage]
+    for name in stage.outputs:
+        crossing = staged.plan.crossings[name]
+        for target in crossing.targets if crossing.is_active else ():
+            if target % staged.ranks != staged.rank:
+                yield Recv(staged.axis, target % staged.ranks, f"{name}/{m}/{target}", crossing.type.nbytes)
+    if pieces.backward is not None:
+        yield from of_graph(pieces.backward, kernels, BACKWARD, m)
+    for kind, name in stage.inputs:
+        found = staged.plan.crossings.get(name) if kind == "value" else None
+        if found is not None and found.is_active and found.source % staged.ranks != staged.rank:
+            yield Send(staged.axis, found.source % staged.ranks, f"{name}/{m}/{stage.number}", found.type.nbytes)
+
+
+def _ties(staged: Staged) -> Iterator[Event]:
+    """Gradients that are added up once a step."""
+    for axis in sorted(staged.entered):
+        yield Exchange("all_reduce", axis, sum(staged.sizes.get(path, 0) for path in staged.entered[axis]))
+    for path, stages in staged.plan.ties.items():
+        ranks = sorted({s % staged.ranks for s in stages})
+        if staged.rank not in ranks or len(ranks) == 1:
+            continue
+        others, count = [r for r in ranks if r != staged.rank], staged.sizes.get(path, 0)
+        for other in others:
+            yield Send(staged.axis, other, f"tie {path}/{staged.rank}", count)
+        for other in others:
+            yield Recv(staged.axis, other, f"tie {path}/{other}", count)
+
+
+# --- memory
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes on a rank. saved: the most that is kept at once from forward to backward. peak: the most of all at once."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    saved: int
+    peak: int
+
+
+def of_memory(
+    actions: Sequence[Action], pieces: Mapping[int, Pieces], parameters: int, gradients: int, optimizer: int, fixed: int
+) -> Memory:  # fmt: skip
+    """The most that is alive in a step. actions: of a rank, in order. fixed: inputs and buffers.
+
+    Gradients of the step before are gone when it begins (`zero_grad`); those of a pipeline's microbatches are added up.
+    """
+    kept = most_kept = most = 0
+    sums = False
+    for action in actions:
+        piece = pieces[action.stage]
+        if action.is_backward:
+            most = max(most, kept + piece.backward_peak + sums * gradients)
+            kept -= piece.saved
+            sums = True
+        else:
+            most = max(most, kept + piece.forward_peak + sums * gradients)
+            kept += piece.saved if piece.backward is not None else 0
+            most_kept = max(most_kept, kept)
+    most = max(most, gradients)
+    return Memory(parameters, gradients, optimizer, most_kept, parameters + optimizer + fixed + most)
