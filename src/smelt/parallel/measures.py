@@ -44,7 +44,7 @@ def _of_rank(
     fixed = sum(map(_nbytes, module.buffers())) + _inputs(entry.part.graph)
     count = sum(p.numel() for p in trained)
     if entry.pipe is not None:
-        staged = staged_of(entry.pipe, bool(trained))
+        staged = staged_of(entry.pipe, any(forward.trained.values()))
         events, actions, pieces = of_pipe(staged, kernels, count), staged.order, staged.pieces
     else:
         one = _pieces(entry.trained)

@@ -42,11 +42,12 @@ from smelt.ops import collectives as dist
 from smelt.ops.catalogue import record_of
 from smelt.ops.catalogue.sharding import FORMS, correspondences_of
 from smelt.ops.catalogue.sharding.terms import results as result_types
-from smelt.ops.effects import effects
+from smelt.ops.effects import alias_of, effects
 from smelt.ops.lowering import GraphEmitter
 from smelt.ops.placements import WHOLE, Correspondence, Division, Partial, Placement, Replicate, Shard, division_of
 from smelt.ops.record import Trait
 from smelt.ops.registry import arguments_of, schema_of
+from smelt.rewrite import Rewriter
 
 _TOO_MUCH = 1e15  # times what is sent: where anything else can be done, it is
 
@@ -129,6 +130,7 @@ class _Partitioner:
         self.state: dict[tuple[str, str], Placed] = {}
         self.node: Node | None = None
         self.inputs: dict[str, Placement] = {}
+        self.gathers: set[Value] = set()
         self.bound: set[Value] | None = None
         self.before: dict[str, Placement] = {}
         self.lines: dict[str, Span | None] = {}
@@ -148,8 +150,17 @@ class _Partitioner:
             yields.append(map_values(arg, lambda v, t=target: self.arg(v, t)))  # type: ignore[misc]
             lie.append(target)
         self.made.body.set_yields(tuple(yields))
+        self._drop_gathers()
         placements = {value.name: placed.base for value, placed in self.placed.items()}
         return Partition(self.made, self.axis, self.rank, self.inputs, lie, placements, self.before, self.lines)
+
+    def _drop_gathers(self) -> None:
+        """Take out what was gathered for nobody, with views of it."""
+        rewriter = Rewriter(self.made)
+        for node in reversed(list(self.made.walk())):
+            is_unused = len(node.results) == 1 and not node.regions and not node.result.users
+            if is_unused and (node.result in self.gathers or alias_of(node) is not None):
+                rewriter.erase(node)
 
     def _input(self, value: Value) -> None:
         at = self.given.get(value.name, WHOLE)
@@ -233,9 +244,11 @@ class _Partitioner:
             made = _named(self.builder.add(node.op, node.args, [type_]), node).result
             known = Placed(at, {at: made}, self.builder.region, is_stored=True)
             if key[1] in self.gathered and isinstance(at, Shard):
-                # Never used as it is stored: the whole of it, of which each rank's gradient is its share.
-                made = self._gather(made, at, entered=True)
-                known = Placed(WHOLE, {WHOLE: made}, self.builder.region, entered=made, is_stored=True)
+                # Never used as it is stored. Where all ranks do the same with the whole, their gradients are the same;
+                # where each does its own, its gradient is its share. What nobody uses is not made, see `run`.
+                whole, entered = self._gather(made, at), self._gather(made, at, entered=True)
+                self.gathers |= {whole, entered}
+                known = Placed(WHOLE, {WHOLE: whole}, self.builder.region, entered=entered, is_stored=True)
             self.state[key] = known
         self.placed[node.result] = known
 
@@ -466,7 +479,8 @@ class _Partitioner:
         placed = self.placed[value]
         with self._visible(placed):
             entered = entered and isinstance(at, Replicate) and may_depend(value.type)
-            if entered and placed.entered is not None:
+            if entered and self._entered_before(value):
+                assert placed.entered is not None
                 return placed.entered
             if at not in placed.forms:
                 had = placed.forms[placed.base]
@@ -478,6 +492,22 @@ class _Partitioner:
                 placed.entered = self.emitter.call(dist.ENTER, placed.forms[at], self.axis)
                 return placed.entered
             return placed.forms[at]
+
+    def _entered_before(self, value: Value) -> bool:
+        """Whether work with a value that differs between ranks has begun; of a view, with what it shows."""
+        placed, node = self.placed[value], value.node
+        if placed.entered is not None:
+            return True
+        source = alias_of(node) if node is not None and not node.regions and len(node.results) == 1 else None
+        if node is None or not isinstance(source, Value) or set(node.operands()) != {source}:
+            return False
+        if source not in self.placed or placed.base != WHOLE or not self._entered_before(source):
+            return False
+        begun = self.placed[source].entered
+        assert begun is not None
+        args = [map_values(a, lambda v: begun) for a in node.args]
+        placed.entered = self.builder.add(node.op, args, [value.type], node.kwargs).result
+        return True
 
     @contextmanager
     def _visible(self, placed: Placed) -> Iterator[None]:
