@@ -21,12 +21,11 @@ from smelt.diag import Options, SmeltError, SmeltWarning
 from smelt.ir import Graph, TensorType, Type, Value
 from smelt.ops.collectives import Communicator
 from smelt.ops.convert import type_of
-from smelt.ops.placements import Shard
 from smelt.parallel.groups import Groups
-from smelt.parallel.marks import Batch, Cut, Mark, Pipeline
+from smelt.parallel.marks import Cut, Mark, Pipeline
 from smelt.parallel.mesh import Mesh
-from smelt.parallel.parted import Parted, PartedInference, PartedProgram, batches, flat, parted
-from smelt.parallel.pipeline import TIME, pipelined
+from smelt.parallel.parted import Parted, PartedInference, PartedProgram, flat, parted
+from smelt.parallel.pipeline import staged
 from smelt.parallel.stages import Pipe
 
 Copy = Callable[[], torch.nn.Module]
@@ -130,11 +129,11 @@ class PartedForward:
 
     def _pipe(self, part: Parted) -> Pipe | None:
         mark = next((mark for mark in self.marks if isinstance(mark, Pipeline)), None)
-        cuts = [(mark.path, mark.where) for mark in self.marks if isinstance(mark, Cut)]
         if mark is None:
-            if cuts:
+            cut = next((mark for mark in self.marks if isinstance(mark, Cut)), None)
+            if cut is not None:
                 raise SmeltError(
-                    "the model has stages, and no axis of a mesh for them", cuts[0][1], code="S0641",
+                    "the model has stages, and no axis of a mesh for them", cut.where, code="S0641",
                     fix="s.pipeline(stages=..., mesh_dim=...)",
                 )  # fmt: skip
             return None
@@ -145,17 +144,7 @@ class PartedForward:
                 why="each rank has one stage; of schedule='interleaved', as many as every other",
                 fix=f"stages={ranks}, or a mesh with another {mark.axis!r}",
             )  # fmt: skip
-        types = {v.name: v.type for v in part.graph.inputs}
-        named = next((m.inputs for m in self.marks if isinstance(m, Batch)), ())
-        split = batches(Batch(TIME, named, mark.where), types, mark.microbatches)
-        uneven = next((n for n, at in split.items() if isinstance(at, Shard) and not at.is_even), None)
-        if uneven is not None:
-            raise SmeltError(
-                f"the batch of {uneven} does not fall into {mark.microbatches} equal microbatches", mark.where,
-                why=f"it has {types[uneven]}", fix="give a batch that they divide", code="S0641",
-            )  # fmt: skip
-        paths = {path for path, wanted in self.trained.items() if wanted}
-        plan = pipelined(part.graph, mark.stages, mark.microbatches, split, paths, cuts, mark.where)
+        plan = staged(part.graph, mark, self.marks, self.trained)
         here = self.mesh.coordinates(self.rank)[mark.axis]
         names = [v.name for v in part.graph.inputs]
         return Pipe(plan, names, mark.axis, ranks, here, mark.schedule, self.with_, self.options, self.trained)

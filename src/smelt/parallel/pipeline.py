@@ -13,12 +13,11 @@ different microbatches meet before they are summed (batch norm in training) is r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import pairwise
 
 from smelt.analysis import used_by
-from smelt.analysis.cost import cost
 from smelt.autodiff.activity import active_values
 from smelt.diag import SmeltError, Span
 from smelt.ir import (
@@ -41,6 +40,9 @@ from smelt.ops.effects import alias_of, effects
 from smelt.ops.lowering import GraphEmitter
 from smelt.ops.placements import Placement, Shard
 from smelt.ops.registry import arguments_of, schema_of
+from smelt.parallel.balance import Loads, balanced, loads_of, users_of
+from smelt.parallel.marks import Batch, Cut, Mark, Pipeline
+from smelt.parallel.parted import batches
 from smelt.parallel.partition import partition
 from smelt.rewrite import Rewriter
 
@@ -64,7 +66,8 @@ class Given:
 @dataclass(slots=True)
 class Stage:
     """inputs: where each of the graph's comes from: "input", "given" or "value" with its name. outputs: the names of
-    the values that it gives, the program's outputs among them by number. work: in operations, as a part of all.
+    the values that it gives, the program's outputs among them by number. work: in operations, as a part of all. nbytes:
+    of its parameters in training, and of what it keeps for backward. begins: the module that its first node is of.
     """
 
     number: int
@@ -73,6 +76,8 @@ class Stage:
     outputs: list[str]
     results: dict[int, int] = field(default_factory=dict)
     work: float = 0.0
+    nbytes: int = 0
+    begins: str = ""
 
 
 @dataclass(slots=True)
@@ -103,6 +108,22 @@ class Pipelined:
     ties: dict[str, tuple[int, ...]]
 
 
+def staged(graph: Graph, mark: Pipeline, marks: Sequence[Mark], trained: Mapping[str, bool]) -> Pipelined:
+    """The stages that steps ask for. trained: of the parameters, by path. Raises: as `pipelined`."""
+    types = {v.name: v.type for v in graph.inputs}
+    named = next((one.inputs for one in marks if isinstance(one, Batch)), ())
+    split = batches(Batch(TIME, named, mark.where), types, mark.microbatches)
+    uneven = next((n for n, at in split.items() if isinstance(at, Shard) and not at.is_even), None)
+    if uneven is not None:
+        raise SmeltError(
+            f"the batch of {uneven} does not fall into {mark.microbatches} equal microbatches", mark.where,
+            why=f"it has {types[uneven]}", fix="give a batch that they divide", code="S0641",
+        )  # fmt: skip
+    paths = {path for path, wanted in trained.items() if wanted}
+    cuts = [(one.path, one.where) for one in marks if isinstance(one, Cut)]
+    return pipelined(graph, mark.stages, mark.microbatches, split, paths, cuts, mark.where)
+
+
 def pipelined(
     graph: Graph, count: int, microbatches: int, batch: Mapping[str, Placement], trained: Collection[str],
     cuts: Sequence[tuple[str, Span | None]] = (), where: Span | None = None,
@@ -116,31 +137,39 @@ def pipelined(
     graph = graph.clone()
     spell_dropout(graph)
     wanted: list[Placement | None] = [None] * len(graph.outputs)
-    made = partition(graph, TIME, microbatches, 0, batch, outputs=wanted, in_time=True)
+    split = batch if microbatches > 1 else {}  # one is the whole batch
+    made = partition(graph, TIME, microbatches, 0, split, outputs=wanted, in_time=True)
     graph = made.graph
-    _check_writes(graph, where)
+    if microbatches > 1:
+        _check_writes(graph, where)
     free = param_free(graph)
     given, sums, wholes = _lift(graph, free, where)
     free = param_free(graph) | _views_of_state(graph)
-    nodes = [n for n in graph.body if n.op not in STATE_OPS and not set(n.results) <= free]
-    work = _work_of_all(graph, nodes, microbatches)
-    ends = _ends_of_cuts(nodes, cuts, count) if cuts else balanced(nodes, work, free, count, where)
+    nodes = [n for n in graph.body if n.op not in (*STATE_OPS, "write") and not set(n.results) <= free]
+    loads = loads_of(nodes, microbatches)
+    flying = [min(microbatches, count - k) for k in range(count)]
+    ends = _ends_of_cuts(nodes, cuts, count) if cuts else balanced(nodes, loads, free, flying, where)
     number: dict[Node, int] = {}
     stage = 0
     for i, node in enumerate(nodes):
         while stage < len(ends) and i >= ends[stage]:
             stage += 1
         number[node] = stage
+    for node in graph.body:
+        if node.op == "write":
+            number[node] = _stage_of_write(node, number)
+            nodes.append(node)
     sources = [n.result for n in graph.walk() if n.op in STATE_OPS and str(n.args[0]) in trained]
     active = active_values(graph, sources)
     crossings = _crossings(graph, nodes, number, active)
-    stages = [_stage(graph, k, nodes, number, crossings, dict(zip(nodes, work, strict=True))) for k in range(count)]
-    _weigh(stages)
+    stages = [_stage(graph, k, nodes, number, crossings) for k in range(count)]
+    _weigh(stages, loads, [0, *ends, len(loads.work)], flying)
     users: dict[str, set[int]] = {}
     for one in stages:
         for node in one.graph.walk():
-            if node.op == "param":
+            if node.op in STATE_OPS:
                 users.setdefault(str(node.args[0]), set()).add(one.number)
+    _check_writers(graph, users, where)
     ties = {path: tuple(sorted(at)) for path, at in users.items() if len(at) > 1 and path in trained}
     inputs = {name: at for name, at in made.inputs.items() if name in {v.name for v in graph.inputs}}
     return Pipelined(stages, microbatches, crossings, given, sums, wholes, inputs, made.outputs, ties)
@@ -186,12 +215,50 @@ def _views_of_state(graph: Graph) -> set[Value]:
 def _check_writes(graph: Graph, where: Span | None) -> None:
     found = next((node for node in graph.walk() if node.op == "write"), None)
     if found is not None:
-        target = found.args[0]
-        name = target.node.args[0] if isinstance(target, Value) and target.node is not None else "an input"
         raise SmeltError(
-            f"{name} is written to, and a pipeline would do so once a microbatch", found.span or where,
-            why="the whole batch writes once", fix="leave the buffer unchanged (eval mode of its module)", code="S0641",
+            f"{_written(found)} is written to, and a pipeline would do so once a microbatch", found.span or where,
+            why="the whole batch writes once", code="S0641",
+            fix="leave the buffer unchanged (eval mode of its module), or use one microbatch",
         )  # fmt: skip
+
+
+def _check_writers(graph: Graph, users: Mapping[str, set[int]], where: Span | None) -> None:
+    """Raises: SmeltError (S0641) where a buffer is written to that several stages have."""
+    for node in graph.walk():
+        at = users.get(_written(node), set()) if node.op == "write" else set()
+        if len(at) > 1:
+            raise SmeltError(
+                f"{_written(node)} is written to, and stages {', '.join(map(str, sorted(at)))} use it",
+                node.span or where, why="each of them would have a buffer of its own", code="S0641",
+                fix="end the stages behind other modules, so that one of them has all that uses it",
+            )  # fmt: skip
+
+
+def _stage_of_write(write: Node, number: Mapping[Node, int]) -> int:
+    """The stage that makes what is written, or else uses the buffer, or has the rest of the module's work."""
+    target, value = write.args
+    pending, seen = [v for v in (value, target) if isinstance(v, Value)], set[Node]()
+    while pending:
+        found = pending.pop(0)
+        if found.node is not None and found.node in number:
+            return number[found.node]
+        for user in users_of(found) if found is not value else []:
+            if user in number:
+                return number[user]
+            if user not in seen:
+                seen.add(user)
+                pending += user.results
+    owner = _written(write).rpartition(".")[0]
+    return next((at for node, at in reversed(list(number.items())) if is_under(node.scope, owner)), 0)
+
+
+def _written(node: Node) -> str:
+    """The path of the buffer that a node writes to."""
+    target = node.args[0]
+    while isinstance(target, Value) and target.node is not None and target.node.op == "write":
+        target = target.node.args[0]
+    made = target.node if isinstance(target, Value) else None
+    return str(made.args[0]) if made is not None and made.op in STATE_OPS else "an input"
 
 
 # --- what is computed before the stages
@@ -293,108 +360,6 @@ def _ends_of_cuts(nodes: Sequence[Node], cuts: Sequence[tuple[str, Span | None]]
     return sorted(ends)
 
 
-_PER_BYTE = 130.0
-"""Operations that take as long as a byte that is sent, there and its gradient back: 100 GFLOP/s beside 1.5 GB/s."""
-_PER_PARAMETER = 300.0
-"""Operations that take as long as one parameter's update by AdamW, once a step."""
-
-
-def _work_of_all(graph: Graph, nodes: Sequence[Node], microbatches: int) -> list[float]:
-    """The work of each node for one microbatch, forward and backward, with its share of the update of parameters that
-    it is the first to use."""
-    seen: set[str] = set()
-    found = []
-    for node in nodes:
-        total = 3 * work_of(node)
-        for value in _needed_state(node):
-            path, type_ = str(value.node.args[0]) if value.node is not None else "", value.type
-            if path not in seen and isinstance(type_, TensorType):
-                seen.add(path)
-                total += _PER_PARAMETER * type_.numel / microbatches
-        found.append(total)
-    return found
-
-
-def _needed_state(node: Node) -> Iterator[Value]:
-    pending = list(used_by(node))
-    while pending:
-        value = pending.pop()
-        if value.node is not None and value.node.op == "param":
-            yield value
-        elif value.node is not None and (value.node.op == dist.ENTER or alias_of(value.node) is not None):
-            pending += value.node.operands()
-
-
-def balanced(
-    nodes: Sequence[Node], weights: Sequence[float], free: Collection[Value], count: int, where: Span | None = None
-) -> list[int]:
-    """Where stages end so that the longest takes as little as can be, what it sends counted.
-
-    Raises: SmeltError (S0641) where there are too few places.
-    """
-    work = [0.0, *accumulate(weights)]
-    sent = _sent_at(nodes, free)
-    least = sorted(sent[1:-1])[: max(4 * count, len(sent) // 8)]
-    limit = 2 * least[-1] if least else 0
-    places = [i for i in range(1, len(nodes)) if sent[i] <= limit]
-    if len(places) < count - 1:
-        raise SmeltError(
-            f"the program does not fall into {count} stages", where, code="S0641",
-            why=f"there are {len(places)} points between which little is sent", fix="use fewer stages",
-        )  # fmt: skip
-    # least[k][j]: the longest of k + 1 stages that end at place j, and where the last of them begins.
-    price = {i: work[i] for i in (0, *places, len(nodes))}
-    spots = [0, *places, len(nodes)]
-    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}  # by place: the longest stage, and all ends
-    for k in range(count):
-        following: dict[int, tuple[float, tuple[int, ...]]] = {}
-        for end in spots[1:] if k < count - 1 else [len(nodes)]:
-            for begin, (longest, ends) in best.items():
-                if begin >= end or (k == count - 1) != (end == len(nodes)):
-                    continue
-                now = max(longest, price[end] - price[begin] + _PER_BYTE * sent[end])
-                if end not in following or now < following[end][0]:
-                    following[end] = (now, (*ends, end))
-        best = following
-    if len(nodes) not in best:
-        raise SmeltError(f"the program does not fall into {count} stages", where, fix="use fewer", code="S0641")
-    return list(best[len(nodes)][1][:-1])
-
-
-def work_of(node: Node) -> float:
-    """What a node costs, in operations: products by theirs, others by the bytes that they move."""
-    found = cost(node)
-    return max(float(found.flops), 4.0 * found.nbytes)
-
-
-def _sent_at(nodes: Sequence[Node], free: Collection[Value]) -> list[int]:
-    """Bytes that a cut before each node would send."""
-    sent = [0] * (len(nodes) + 1)
-    place = {node: i for i, node in enumerate(nodes)}
-    for i, node in enumerate(nodes):
-        for value in node.results:
-            last = max((place[u] for u in _users(value) if u in place), default=i)
-            if isinstance(value.type, TensorType) and value not in free:
-                for k in range(i + 1, last + 1):
-                    sent[k] += value.type.nbytes
-            elif not isinstance(value.type, TensorType):
-                for k in range(i + 1, last + 1):
-                    sent[k] += 1 << 50  # a tuple is unpacked where it is made
-    return sent
-
-
-def _users(value: Value) -> list[Node]:
-    """The nodes of the graph's body that use a value, from inside of their regions, too."""
-    found = []
-    for user in value.users:
-        node = user if isinstance(user, Node) else user.owner if isinstance(user.owner, Node) else None
-        while node is not None and isinstance(node.parent, Region) and isinstance(node.parent.owner, Node):
-            node = node.parent.owner
-        if node is not None:
-            found.append(node)
-    return found
-
-
 # --- stages
 
 
@@ -404,7 +369,7 @@ def _crossings(
     found: dict[str, Crossing] = {}
     for node in nodes:
         for value in node.results:
-            targets = sorted({number[u] for u in _users(value) if u in number and number[u] > number[node]})
+            targets = sorted({number[u] for u in users_of(value) if u in number and number[u] > number[node]})
             if targets:
                 assert isinstance(value.type, TensorType)
                 found[value.name] = Crossing(value.name, value.type, number[node], tuple(targets), value in active)
@@ -413,7 +378,7 @@ def _crossings(
 
 def _stage(
     graph: Graph, k: int, nodes: Sequence[Node], number: Mapping[Node, int],
-    crossings: Mapping[str, Crossing], work: Mapping[Node, float],
+    crossings: Mapping[str, Crossing],
 ) -> Stage:  # fmt: skip
     own = [node for node in nodes if number[node] == k]
     gives = [c.name for c in crossings.values() if c.source == k]
@@ -455,7 +420,7 @@ def _stage(
             made.body.insert(clone_node(node, mapping))
     made.body.set_yields(tuple(map_values(arg, lambda v: mapping[v]) for arg in yields))
     _own_memory(made)
-    return Stage(k, made, inputs, gives, results, sum(work[node] for node in own))
+    return Stage(k, made, inputs, gives, results, begins=own[0].scope if own else "")
 
 
 def _own_memory(graph: Graph) -> None:
@@ -475,7 +440,8 @@ def _own_memory(graph: Graph) -> None:
     rewriter.set_yields(graph.body, tuple(outputs))
 
 
-def _weigh(stages: Sequence[Stage]) -> None:
-    total = sum(stage.work for stage in stages) or 1.0
-    for stage in stages:
-        stage.work /= total
+def _weigh(stages: Sequence[Stage], loads: Loads, ends: Sequence[int], flying: Sequence[int]) -> None:
+    """Note the work and the memory of stages."""
+    total = sum(loads.work) or 1.0
+    for stage, (begin, end), count in zip(stages, pairwise(ends), flying, strict=True):
+        stage.work, stage.nbytes = sum(loads.work[begin:end]) / total, loads.memory(begin, end, count)

@@ -1,4 +1,4 @@
-"""All ranks against the model that nothing was done to: outputs, gradients and parameters after some steps.
+"""All ranks against the model that nothing was done to: outputs, gradients, parameters and buffers after some steps.
 
 Invariant: neither the model nor the process's random numbers change. Both sides begin with the same seed, and ranks run
 in one process (`parallel.simulate`), natively or operator by operator.
@@ -195,11 +195,12 @@ def local_arguments(
 
 @dataclass(slots=True)
 class Snapshot:
-    """Of one step: outputs, gradients and parameters behind it, by name."""
+    """Of one step: outputs, gradients, parameters and buffers behind it, by name."""
 
     outputs: list[torch.Tensor]
     gradients: dict[str, torch.Tensor]
     parameters: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
 
 
 Cotangent = Callable[[int, torch.Tensor], torch.Tensor]
@@ -248,7 +249,8 @@ def _train(
         named = dict(module.named_parameters())
         gradients = {name: p.grad.detach().clone() for name, p in named.items() if p.grad is not None}
         after = {name: p.detach().clone() for name, p in named.items()}
-        found.append(Snapshot([out.detach().clone() for out in outputs], gradients, after))
+        buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
+        found.append(Snapshot([out.detach().clone() for out in outputs], gradients, after, buffers))
     return found
 
 
@@ -266,12 +268,14 @@ def _compared(
             _check(
                 proof, f"output {i} in {where}", value, got, tolerance, value.abs().max().item() if value.numel() else 0
             )
-        for kind in ("gradients", "parameters"):
+        for kind in ("gradients", "parameters", "buffers"):
             # What is zero but for rounding (the gradient of a bias of keys) is compared with what others are.
             every = [t.abs().max().item() for t in getattr(want, kind).values() if t.numel() and t.is_floating_point()]
             floor = 0.02 * max(every, default=0.0)
             for name, value in getattr(want, kind).items():
                 pieces = {r: x for r, one in enumerate(own) if (x := getattr(one, kind).get(name)) is not None}
+                if not pieces and kind == "buffers":
+                    continue  # no stage uses it
                 if not pieces:
                     raise _differs(f"no rank has a {kind.removesuffix('s')} of {name} in {where}", "the model has one")
                 got = assembled(mesh, pieces, parts[0].state_of(name))

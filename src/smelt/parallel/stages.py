@@ -69,6 +69,7 @@ class _Code:
     stage: Stage
     graph: Graph
     places: tuple[tuple[str, str], ...]
+    unseen: tuple[str, ...]
     requires: tuple[bool, ...]
     program: _StageProgram | None
     inference: Native | None
@@ -122,10 +123,10 @@ class Pipe:
         whole = stage.graph.clone()
         for path, axis in enter_late(whole):
             self.entered.setdefault(axis, set()).add(path)
-        graph, places, _ = flat(whole)
+        graph, places, unseen = flat(whole)
         active = [kind == "value" and self.plan.crossings[name].is_active for kind, name in stage.inputs]
         requires = (*active, *(trained.get(path, False) and kind == "param" for kind, path in places))
-        return _Code(stage, graph, places, requires, None, None)
+        return _Code(stage, graph, places, unseen, requires, None, None)
 
     def _talking(self) -> AbstractContextManager[None]:
         return nullcontext() if self.with_ is None else communicating(self.with_)
@@ -173,7 +174,7 @@ class Pipe:
         inputs += [state[path] for _, path in code.places]
         if keeps and any(code.requires):
             if code.program is None:
-                code.program = _StageProgram(code.graph, code.requires, self.options, self.with_)
+                code.program = _StageProgram(code.graph, code.requires, self.options, self.with_, code.unseen)
             bare = [x.detach() if isinstance(x, torch.Tensor) and x.requires_grad else x for x in inputs]
             outputs: list[Any] = [None] * code.program.halves.count
             _, saved = code.program.run_forward(bare, outputs, bare)

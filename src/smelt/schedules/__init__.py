@@ -3,7 +3,7 @@
 from smelt.schedules.inference import inference
 from smelt.schedules.memory import low_memory
 from smelt.schedules.mixed_precision import bf16
-from smelt.schedules.ranks import data_parallel, tensor_parallel
+from smelt.schedules.ranks import data_parallel, pipeline, tensor_parallel
 from smelt.schedules.report import Ready
 
-__all__ = ["Ready", "bf16", "data_parallel", "inference", "low_memory", "tensor_parallel"]
+__all__ = ["Ready", "bf16", "data_parallel", "inference", "low_memory", "pipeline", "tensor_parallel"]

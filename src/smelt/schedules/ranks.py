@@ -1,4 +1,5 @@
-"""Ready schedules for many ranks: `tensor_parallel`, `data_parallel`. They read the graph, and no model's name."""
+"""Ready schedules for many ranks: `tensor_parallel`, `pipeline`, `data_parallel`. They read the graph, and no model's
+name."""
 
 from __future__ import annotations
 
@@ -7,13 +8,20 @@ from typing import Any
 
 import torch
 
-from smelt.diag import ScheduleError
+from smelt.diag import ScheduleError, SmeltError
+from smelt.ir import Graph
+from smelt.ops.placements import Shard
+from smelt.parallel.marks import Batch, Pipeline
+from smelt.parallel.order import timeline
+from smelt.parallel.parted import batches
+from smelt.parallel.pipeline import Pipelined
+from smelt.parallel.proof import text_of_bytes
 from smelt.parallel.reach import Reach
 from smelt.parallel.ready import tensor_plan
 from smelt.schedules.applying import Taker
 from smelt.schedules.report import Ready
 from smelt.scheduling import Schedule
-from smelt.scheduling.parallel_build import program_of
+from smelt.scheduling.parallel_build import program_of, stages_of
 
 
 def tensor_parallel(
@@ -53,6 +61,68 @@ def tensor_parallel(
 def _unit(reach: Reach, path: str) -> int:
     at = reach.state[path]
     return max(at.total // (at.blocks * reach.count), 1)
+
+
+def pipeline(
+    model: Schedule | torch.nn.Module, example_inputs: Any = None, *, stages: int = 2, schedule: str = "1f1b",
+    microbatches: int | None = None, ranks: int | None = None, mesh_dim: str = "pp",
+) -> Ready:  # fmt: skip
+    """Make stages for the ranks of an axis: as equal in time as can be, and then in memory.
+
+    before:  y = f(g(x))      after:  one rank computes g of a microbatch, the other one f of the one before
+    schedule: as of the step `pipeline`. microbatches: by default as many as divide the batch evenly, at most two a
+    stage; one where the program needs the whole batch at once (batch norm in training), with a note that says where.
+    ranks: how many there will be, by default as many as stages; half as many if they are interleaved.
+    `notes` has both, and the bubble.
+    Raises: ScheduleError (S0622) without example inputs.
+    """
+    taker = Taker(model, example_inputs)
+    taker.found["stages"] = stages
+    state, before = taker.schedule._state, len(taker.schedule.log)
+    graph = program_of(state)
+    plan, refused = None, list[SmeltError]()
+    for count in [microbatches] if microbatches is not None else _counts(graph, stages):
+        try:
+            plan = stages_of(state, graph, Pipeline(mesh_dim, stages, schedule, count))
+            taker.schedule.pipeline(stages, mesh_dim, schedule=schedule, microbatches=count)
+            break
+        except SmeltError as error:
+            plan = None
+            refused.append(error)
+    if plan is None or len(taker.schedule.log) == before:
+        taker.skipped.append(f"stages: {_why(refused[-1]) if refused else 'the step changed nothing'}")
+        return taker.report
+    taker.applied["stages"] = stages
+    taker.notes += _told_of(plan, ranks or (stages // 2 if schedule == "interleaved" else stages), schedule)
+    if refused:
+        taker.notes.append(f"{plan.microbatches} microbatch{'es' * (plan.microbatches > 1)}: {_why(refused[0])}")
+    return taker.report
+
+
+def _why(error: SmeltError) -> str:
+    at = f" at {error.where}" if error.where is not None else ""
+    return f"{error.what}{at}" + (f": {error.why}" if error.why else "")
+
+
+def _counts(graph: Graph, stages: int) -> list[int]:
+    """Numbers of microbatches that may do, the best first."""
+    types = {v.name: v.type for v in graph.inputs}
+    whole = next(iter(batches(Batch("time"), types, 1).values()))
+    assert isinstance(whole, Shard)
+    return [n for n in range(2 * stages, 0, -1) if whole.total % n == 0]
+
+
+def _told_of(plan: Pipelined, ranks: int, schedule: str) -> list[str]:
+    made = timeline([stage.work for stage in plan.stages], ranks, plan.microbatches, schedule)
+    rows = []
+    for stage in plan.stages:
+        sent = sum(c.type.nbytes for c in plan.crossings.values() if c.source == stage.number)
+        rows.append(
+            f"stage {stage.number}{f' from {stage.begins}' if stage.begins else ''}: {stage.work:.0%} of the work, "
+            f"{text_of_bytes(stage.nbytes)} in training, sends {text_of_bytes(sent)} a microbatch"
+        )
+    counted = f"{plan.microbatches} microbatch{'es' * (plan.microbatches > 1)}"
+    return [*rows, f"bubble: of {counted}, {made.bubble:.0%} of the ranks' time is waiting"]
 
 
 def data_parallel(model: Schedule | torch.nn.Module, example_inputs: Any = None, *, mesh_dim: str = "dp") -> Ready:

@@ -12,9 +12,11 @@ from smelt.diag import Options, ScheduleError
 from smelt.ir import Graph
 from smelt.ops.collectives import Communicator
 from smelt.parallel.groups import Groups
+from smelt.parallel.marks import Pipeline
 from smelt.parallel.mesh import Mesh
 from smelt.parallel.module import PartedForward, divide_state, whole_program
 from smelt.parallel.parted import Parted
+from smelt.parallel.pipeline import Pipelined, staged
 from smelt.parallel.proof import Optimizer, Proof, prove, sgd
 from smelt.scheduling import copying
 from smelt.scheduling.parallel_steps import marks_of
@@ -76,6 +78,15 @@ def program_of(state: State) -> Graph:
     """The functional graph of the whole model on the schedule's examples. Raises: ScheduleError (S0622)."""
     training = [module.training for module in state.tree.modules()]
     return whole_program(state.build, _examples(state), {}, training).graph
+
+
+def stages_of(state: State, graph: Graph, mark: Pipeline) -> Pipelined:
+    """The stages that a step would make of the whole model, divided along no other axis. graph: of `program_of`.
+
+    Raises: SmeltError (S0641) where there are none.
+    """
+    trained = {name: p.requires_grad for name, p in state.tree.named_parameters(remove_duplicate=False)}
+    return staged(graph, mark, [*marks_of(state), mark], trained)
 
 
 def _examples(state: State) -> tuple[Any, ...]:
