@@ -159,7 +159,8 @@ class _Partitioner:
         rewriter = Rewriter(self.made)
         for node in reversed(list(self.made.walk())):
             is_unused = len(node.results) == 1 and not node.regions and not node.result.users
-            if is_unused and (node.result in self.gathers or alias_of(node) is not None):
+            is_view = is_unused and node.op != "write" and alias_of(node) is not None
+            if is_unused and (node.result in self.gathers or is_view):
                 rewriter.erase(node)
 
     def _input(self, value: Value) -> None:
