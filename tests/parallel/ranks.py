@@ -61,7 +61,9 @@ def check_outputs(graph: Graph, inputs: Sequence[torch.Tensor], parts: Sequence[
             torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-9, atol=1e-9, check_stride=False)
 
 
-def check_gradients(graph: Graph, inputs: Sequence[torch.Tensor], parts: Sequence[Partition]) -> int:
+def check_gradients(
+    graph: Graph, inputs: Sequence[torch.Tensor], parts: Sequence[Partition], rtol: float = 1e-8
+) -> int:
     """The gradients of all ranks against the graph's; how many there are."""
     wrt = [v.name for v in graph.inputs if may_depend(v.type)]
     chosen = [
@@ -79,6 +81,7 @@ def check_gradients(graph: Graph, inputs: Sequence[torch.Tensor], parts: Sequenc
     joints = [joint_graph(part.graph, wrt, whole.differentiated) for part in parts]
     for joint in joints:
         localize(joint.graph)
+        verify(joint.graph, check)
         assert joint.differentiated == whole.differentiated
 
     def run(rank: int) -> list[Any]:

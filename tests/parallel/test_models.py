@@ -10,7 +10,6 @@ import torch
 import transformers as hf
 
 import smelt
-from smelt.diag import SmeltError
 
 _COMMON = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -63,7 +62,7 @@ def _mixtral() -> torch.nn.Module:
 
 
 def _images() -> dict[str, torch.Tensor]:
-    torch.manual_seed(5)
+    torch.manual_seed(7)
     return {"pixel_values": torch.randn(4, 3, 32, 32), "labels": torch.tensor([0, 1, 1, 0])}
 
 
@@ -109,18 +108,6 @@ _MESHES = ("tp=2", "tp=4", "pp=2", "pp=4", "dp=2,tp=2", "dp=2,tp=2,pp=2")
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("mesh", _MESHES)
-@pytest.mark.parametrize("name", [name for name in _MODELS if name != "mixtral"])
+@pytest.mark.parametrize("name", list(_MODELS))
 def test_models_on_meshes(name: str, mesh: str) -> None:
     _check(name, mesh)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("mesh", ["tp=2", "tp=4", "dp=2,tp=2"])
-def test_experts_on_meshes(mesh: str) -> None:
-    _check("mixtral", mesh)
-
-
-@pytest.mark.nightly
-def test_sorted_tokens_do_not_fall_into_microbatches() -> None:
-    with pytest.raises(SmeltError, match="microbatches cannot be computed apart"):
-        scheduled("mixtral", "pp=2").build(mesh="pp=2", rank=0)

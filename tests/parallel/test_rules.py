@@ -18,7 +18,12 @@ from smelt.ops.placements import Replicate, Shard, evenly
 from tests.autodiff.gradient_harness import graph_of, in_f64, with_tensors
 from tests.parallel.ranks import check_gradients, check_outputs, parts_of
 
-_RULED = [r.name for r in CATALOGUE if r.name in RULES or r.name in FORMS]
+_ELSEWHERE = {"aten._grouped_mm.default"}
+"""What torch has in f32 and of rows of 16 bytes only (`test_sorted`)."""
+_RULED = [
+    r.name for r in CATALOGUE
+    if (r.name in RULES or r.name in FORMS) and not r.uninitialised and r.name not in _ELSEWHERE
+]  # fmt: skip
 _POINTWISE = [
     r.name for r in CATALOGUE if r.name not in _RULED and is_by_elements(r.name) and not r.uninitialised
 ]  # fmt: skip

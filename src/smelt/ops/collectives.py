@@ -135,7 +135,7 @@ def whole_of(pieces: Sequence[torch.Tensor], shard: Shard) -> torch.Tensor:
 
 
 def enter(tensor: torch.Tensor, axis: str) -> torch.Tensor:
-    return tensor.clone()
+    return tensor.clone()  # a dense one in its own memory layout
 
 
 def broadcast(tensor: torch.Tensor, source: int, axis: str) -> torch.Tensor:
@@ -159,6 +159,27 @@ def _like(args: Sequence[Arg], dim: int | None = None, size: int = 0) -> tuple[T
 def same_type(args: Sequence[Arg]) -> tuple[Type, ...]:
     """The operand's, row-major."""
     return _like(args)
+
+
+def type_of_entered(args: Sequence[Arg]) -> tuple[Type, ...]:
+    """The operand's, in its memory layout where each element has its own place, else row-major."""
+    first = args[0]
+    type_ = first.type if isinstance(first, Value) else None
+    if isinstance(type_, TensorType) and type_.strides is not None and _is_dense(type_):
+        return (type_,)
+    return _like(args)
+
+
+def _is_dense(type_: TensorType) -> bool:
+    """Whether the elements lie side by side, in whatever order of dimensions."""
+    if not type_.is_static:
+        return False
+    count = 1
+    for step, size in sorted(zip(type_.steps, type_.sizes, strict=True)):
+        if size > 1 and step != count:
+            return False
+        count *= size
+    return True
 
 
 def type_of_whole(args: Sequence[Arg]) -> tuple[Type, ...]:

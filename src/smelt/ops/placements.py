@@ -2,6 +2,7 @@
 
 R            each rank has all of it                       S(1)    each has a part of dimension 1
 P(sum)       the tensor is the sum of what the ranks have  S(0; 3, 1)    uneven blocks: 3 elements, then 1
+S(0) by %3   each has rows of its own, sorted by itself
 
 A `Correspondence` tells how an operator's operands and results lie if the work is divided along one of its labels: the
 dimensions that are gone through together (`b`, `n`, `k` of a product). It says nothing of communication.
@@ -71,7 +72,49 @@ class Shard:
         return f"S({self.dim}{sizes})" + (f"*{self.blocks}" if self.blocks > 1 else "")
 
 
-Placement: TypeAlias = Replicate | Shard | Partial
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Each rank has its own rows of a dimension, in an order of its own.
+
+    order: the name of the value that tells it, the numbers by which a sort moves rows: each rank has sorted its own.
+    spare: more rows than the rank uses; what is in the others means nothing.
+    """
+
+    dim: int
+    sizes: tuple[int, ...]
+    order: str
+    spare: bool = False
+
+    def local(self, rank: int) -> int:
+        """How many rows a rank has."""
+        return self.sizes[rank]
+
+    def __str__(self) -> str:
+        return f"S({self.dim}) by %{self.order}"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The numbers of rows by which a sort moves them: each rank has those of its own rows, counted among its own.
+
+    order: the sort's name of them. per: how many of the sorted rows there are for each that is meant. undoes: whether
+    they move rows back.
+    """
+
+    sizes: tuple[int, ...]
+    order: str
+    per: int = 1
+    undoes: bool = False
+
+    def local(self, rank: int) -> int:
+        """How many numbers a rank has."""
+        return self.sizes[rank]
+
+    def __str__(self) -> str:
+        return f"numbers of rows by %{self.order}"
+
+
+Placement: TypeAlias = Replicate | Shard | Partial | Rows | Order
 WHOLE = Replicate()
 
 
@@ -125,26 +168,40 @@ Rule: TypeAlias = Callable[[Node, Mapping[str, Arg]], "Correspondence | tuple[Co
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """A label divided among the ranks: how many each has, of each of `blocks`."""
+    """A label divided among the ranks: how many each has, of each of `blocks`; in which order, and whether there are
+    spare ones, as of `Rows`."""
 
     label: str
     sizes: tuple[int, ...]
     blocks: int = 1
+    order: str = ""
+    spare: bool = False
 
-    def placement(self, dims: Dims) -> Shard | None:
+    def placement(self, dims: Dims) -> Shard | Rows | None:
         """How a tensor of these dimensions lies; None where the label goes along none of them."""
         for i, dim in enumerate(dims):
             if dim is not None and dim.label == self.label:
+                if self.order:
+                    return Rows(i, self.sizes, self.order, self.spare)
                 return Shard(i, tuple(size * dim.factor for size in self.sizes), self.blocks * dim.blocks)
         return None
+
+    def fits(self, dims: Dims) -> bool:
+        """Whether a tensor of these dimensions can lie so: rows in an order of their own stay rows."""
+        return not self.order or all(d.factor == d.blocks == 1 for d in dims if d is not None and d.label == self.label)
 
 
 def division_of(placement: Placement, dims: Dims) -> Division | None:
     """The division of a label that makes a tensor lie so; None where no label's does."""
-    if not isinstance(placement, Shard):
+    if not isinstance(placement, Shard | Rows):
         return None
     dim = dims[placement.dim] if placement.dim < len(dims) else None
-    if dim is None or placement.blocks % dim.blocks or any(size % dim.factor for size in placement.sizes):
+    if dim is None:
+        return None
+    if isinstance(placement, Rows):
+        own = Division(dim.label, placement.sizes, 1, placement.order, placement.spare)
+        return own if own.fits(dims) else None
+    if placement.blocks % dim.blocks or any(size % dim.factor for size in placement.sizes):
         return None
     if dim.blocks > 1 and placement.blocks != dim.blocks:
         return None

@@ -100,6 +100,12 @@ def arguments_of(schema: Schema, args: Sequence[Arg], kwargs: Mapping[str, Arg])
     return found
 
 
+def as_call(schema: Schema, found: Mapping[str, Arg]) -> tuple[tuple[Arg, ...], dict[str, Arg]]:
+    """All arguments by name as a call."""
+    names = [a.name for a in schema.positional]
+    return tuple(found[name] for name in names), {n: v for n, v in found.items() if n not in names}
+
+
 def normalize(op_name: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple[tuple[Arg, ...], dict[str, Arg]]:
     """A call in the graph's one spelling.
 

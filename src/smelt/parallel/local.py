@@ -19,12 +19,18 @@ def localize(graph: Graph) -> None:
     emitter = GraphEmitter(rewriter.builder, rewriter.adopt)
     for node in list(graph.walk()):
         if node.op == dist.ENTER:
-            source = node.args[0]
-            assert isinstance(source, Value)
-            rewriter.replace_node(node, (source,))
+            with rewriter.builder.at(node):
+                rewriter.replace_node(node, (as_typed(emitter, node),))
         elif node.op == dist.SHARD:
             with rewriter.builder.at(node):
                 rewriter.replace_node(node, (_sliced(emitter, node),))
+
+
+def as_typed(b: GraphEmitter, node: Node) -> Value:
+    """A node's operand in the memory layout that the node's users count on."""
+    source = node.args[0]
+    assert isinstance(source, Value)
+    return source if source.type == node.result.type else b.call("aten.contiguous.default", source)
 
 
 def _sliced(b: GraphEmitter, node: Node) -> Value:

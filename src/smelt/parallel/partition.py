@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 
 from smelt.analysis import used_by
 from smelt.autodiff.activity import may_depend
@@ -44,9 +45,20 @@ from smelt.ops.catalogue.sharding import FORMS, correspondences_of
 from smelt.ops.catalogue.sharding.terms import results as result_types
 from smelt.ops.effects import alias_of, effects
 from smelt.ops.lowering import GraphEmitter
-from smelt.ops.placements import WHOLE, Correspondence, Division, Partial, Placement, Replicate, Shard, division_of
+from smelt.ops.placements import (
+    WHOLE,
+    Correspondence,
+    Division,
+    Order,
+    Partial,
+    Placement,
+    Replicate,
+    Rows,
+    Shard,
+    division_of,
+)  # fmt: skip
 from smelt.ops.record import Trait
-from smelt.ops.registry import arguments_of, schema_of
+from smelt.ops.registry import arguments_of, as_call, schema_of
 from smelt.rewrite import Rewriter
 
 _TOO_MUCH = 1e15  # times what is sent: where anything else can be done, it is
@@ -145,7 +157,7 @@ class _Partitioner:
         yields, lie = [], list[Placement]()
         for arg, want in zip(self.graph.outputs, wanted, strict=True):
             at = self.placement(arg) if isinstance(arg, Value) else WHOLE
-            keeps = isinstance(at, Shard) or self.in_time
+            keeps = isinstance(at, Shard) or (self.in_time and not isinstance(at, Rows | Order))
             target = want if want is not None else (at if keeps else WHOLE)
             yields.append(map_values(arg, lambda v, t=target: self.arg(v, t)))  # type: ignore[misc]
             lie.append(target)
@@ -342,10 +354,14 @@ class _Partitioner:
         for value, dims in zip(operands, found.operands, strict=True):
             at = division.placement(dims)
             assert isinstance(value.type, TensorType)
-            if at is not None and at.total != value.type.sizes[at.dim]:
+            if not division.fits(dims) or (isinstance(at, Shard) and at.total != value.type.sizes[at.dim]):
                 return False
+        if any(not division.fits(dims) for dims in found.results):
+            return False
         has = [division.placement(dims) is not None for dims in found.results]
-        return all(has) or (not any(has) and division.label in found.reduces) or self._are_mixed(division, found, has)
+        if all(has) or division.spare:
+            return all(has)
+        return (not any(has) and division.label in found.reduces) or self._are_mixed(division, found, has)
 
     def _are_mixed(self, division: Division, found: Correspondence, has: Sequence[bool]) -> bool:
         return division.label in found.reduces and any(has)
@@ -353,7 +369,7 @@ class _Partitioner:
     def _through(self, operands: Sequence[Value], found: Correspondence) -> frozenset[int] | None:
         """The operands, by number, whose sums a node hands on as sums; other sums are needed whole."""
         partial = {i for i, v in enumerate(operands) if isinstance(self.placed[v].base, Partial)}
-        if not partial or any(isinstance(self.placed[v].base, Shard) for v in operands):
+        if not partial or any(isinstance(self.placed[v].base, Shard | Rows) for v in operands):
             return None
         for kept in found.linear:
             if not kept or not kept <= partial:
@@ -383,8 +399,12 @@ class _Partitioner:
         if want in placed.forms:
             needs_entry = entered and isinstance(want, Replicate) and may_depend(type_) and placed.entered is None
             return share if needs_entry and not placed.is_stored and not self.in_time else 0.0
+        if isinstance(want, Rows):
+            return inf
         if isinstance(placed.base, Replicate):
             return 0.0
+        if isinstance(placed.base, Rows | Order):
+            return _TOO_MUCH * share
         if placed.is_stored or self.in_time:
             return _TOO_MUCH * share
         if isinstance(placed.base, Partial):
@@ -422,7 +442,7 @@ class _Partitioner:
         def swap(value: Value) -> Arg:
             return next(left) if isinstance(value.type, TensorType) else self.plain[value]
 
-        args: Sequence[Arg] = [map_values(a, swap) for a in node.args]
+        args: tuple[Arg, ...] = tuple(map_values(a, swap) for a in node.args)
         kwargs: dict[str, Arg] = {k: map_values(a, swap) for k, a in node.kwargs.items()}
         if found.local is not None and isinstance(chosen, Division):
             schema = schema_of(node.op)
@@ -431,10 +451,8 @@ class _Partitioner:
             sizes = [v.type.sizes for v in given if isinstance(v.type, TensorType)]
             local = [self.local_sizes(t, at) for t, at in zip(result_types(node), results, strict=True)]
             call.update(found.local(sizes, local))
-            positional = [a.name for a in schema.positional]
-            args = [call[name] for name in positional]
-            kwargs = {name: value for name, value in call.items() if name not in positional}
-        made = self.emitter.node(node.op, tuple(args), kwargs)
+            args, kwargs = as_call(schema, call)
+        made = self.emitter.node(node.op, args, kwargs)
         return _named(made, node) if named else made
 
     # --- what forms and nodes ask for
@@ -467,6 +485,8 @@ class _Partitioner:
         return self.plain[value]
 
     def _whole_tuple(self, value: Value, made: Value, places: Sequence[Placement]) -> Arg:
+        if any(isinstance(at, Rows | Order) for at in places):
+            return self._whole_again(value)
         assert isinstance(made.type, TupleType) and isinstance(value.type, TupleType)
         elements = self.builder.add("unpack", (made,), made.type.elements).results
         whole = [self._move(one, at, WHOLE, value) for one, at in zip(elements, places, strict=True)]
@@ -529,6 +549,9 @@ class _Partitioner:
         axis, rank, call = self.axis, self.rank, self.emitter.call
         if base == at:
             return had
+        if isinstance(base, Rows | Order):
+            whole = self._whole_again(value)
+            return whole if isinstance(at, Replicate) else self._move(whole, WHOLE, at, value)
         if isinstance(base, Partial):
             if isinstance(at, Shard) and base.op == "sum":
                 return call(dist.REDUCE_SCATTER, had, at.dim, at.sizes, at.blocks, rank, axis)
@@ -537,6 +560,10 @@ class _Partitioner:
                 return had
         if isinstance(at, Partial):
             raise SmeltError(f"%{value.name} cannot become a sum over ranks", self.where(), code="S0641")
+        if isinstance(at, Rows | Order):
+            raise SmeltError(
+                f"%{value.name} cannot be brought into the order of %{at.order}", self.where(), code="S0641"
+            )
         if isinstance(base, Replicate):
             assert isinstance(at, Shard)
             again = self._again(value, at) if self.is_batch else None
@@ -570,6 +597,28 @@ class _Partitioner:
             return self._call(node, found, given, [at], division, named=False).result
         return None
 
+    def _whole_again(self, value: Value) -> Value:
+        """What ranks have in orders of their own, computed once more from whole tensors."""
+        node = value.node
+        assert node is not None
+        if node.op == "unpack":
+            return self._unpacked_again(value, node)
+        args = tuple(map_values(a, self._whole_arg) for a in node.args)
+        kwargs = {k: map_values(a, self._whole_arg) for k, a in node.kwargs.items()}
+        made = self.builder.add(node.op, args, [r.type for r in node.results], kwargs)
+        for result, one in zip(node.results, made.results, strict=True):
+            if result is not value and result in self.placed:
+                self.placed[result].forms.setdefault(WHOLE, one)
+        return made.results[node.results.index(value)]
+
+    def _unpacked_again(self, value: Value, node: Node) -> Value:
+        source = node.args[0]
+        assert isinstance(source, Value) and source.node is not None
+        whole = self._whole_again(source)
+        assert isinstance(whole.type, TupleType)
+        made = self.builder.add("unpack", (whole,), whole.type.elements).results
+        return made[node.results.index(value)]
+
     def _is_bound(self, value: Value) -> bool:
         """Whether a value depends on a parameter."""
         if self.bound is None:
@@ -591,15 +640,17 @@ class _Partitioner:
 
     def local_type(self, type_: Type, at: Placement) -> Type:
         """A type as the rank has it; shares are row-major."""
-        if isinstance(type_, TensorType) and isinstance(at, Shard):
+        if isinstance(type_, TensorType) and isinstance(at, Shard | Rows | Order):
             return TensorType(type_.dtype, self.local_sizes(type_, at), None, type_.device)
         return type_
 
     def local_sizes(self, type_: TensorType, at: Placement) -> tuple[int, ...]:
         """The sizes of it."""
         sizes = list(type_.sizes)
-        if isinstance(at, Shard):
+        if isinstance(at, Shard | Rows):
             sizes[at.dim] = at.local(self.rank)
+        elif isinstance(at, Order):
+            sizes[0] = at.local(self.rank)
         return tuple(sizes)
 
     # --- branches and loops
@@ -629,7 +680,7 @@ class _Partitioner:
 
     def _carried(self, arg: Arg) -> Placement:
         at = self.placement(arg) if isinstance(arg, Value) else WHOLE
-        return WHOLE if isinstance(at, Partial) else at
+        return at if isinstance(at, Shard) else WHOLE
 
     def _attempt(self, node: Node, lead: Sequence[Arg], firsts: Sequence[Arg], guess: Sequence[Placement]) -> Node:
         args = [map_values(a, self._whole_arg) for a in lead]

@@ -14,7 +14,7 @@ from math import gcd, lcm
 
 from smelt.ir import STATE_OPS, Graph, Node, TensorType, TupleType, Value
 from smelt.ops.catalogue.sharding import WANTS, correspondences_of
-from smelt.ops.placements import Correspondence, Division, Shard, division_of, evenly
+from smelt.ops.placements import Correspondence, Dims, Division, Rows, Shard, division_of, evenly
 from smelt.ops.registry import arguments_of, schema_of
 
 _MOST_TRIES = 8
@@ -154,8 +154,8 @@ class _Run:
         self, node: Node, found: Correspondence, division: Division, operands: Sequence[Value],
         results: Sequence[Value],
     ) -> bool:  # fmt: skip
-        lie = [division.placement(dims) for dims in found.operands]
-        makes = [division.placement(dims) for dims in found.results]
+        lie = [_share(division, dims) for dims in found.operands]
+        makes = [_share(division, dims) for dims in found.results]
         for value, at in (*zip(operands, lie, strict=True), *zip(results, makes, strict=True)):
             known = self.found.get(value)
             if known is not None and known != at:
@@ -204,6 +204,12 @@ class _Run:
             self.unit = self.wished
             return True
         return False
+
+
+def _share(division: Division, dims: Dims) -> Shard | None:
+    at = division.placement(dims)
+    assert not isinstance(at, Rows)
+    return at
 
 
 def _around(value: Value) -> Iterator[Node]:

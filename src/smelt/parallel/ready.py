@@ -65,7 +65,7 @@ def product_weights(graph: Graph) -> dict[str, Node]:
     found: dict[str, Node] = {}
     for node in graph.walk():
         record = record_of(node.op)
-        if record is None or (record.product is None and "conv" not in node.op):
+        if record is None or (record.product is None and "conv" not in node.op and "_grouped_mm" not in node.op):
             continue
         for value in node.operands():
             source = _stored(value)

@@ -23,8 +23,9 @@ from smelt.ops import collectives as dist
 from smelt.ops.collectives import Communicator, communicating, communicator, part_of, whole_of
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.evaluate import evaluate
+from smelt.ops.lowering import GraphEmitter
 from smelt.ops.placements import Partial, Shard
-from smelt.parallel.local import localize
+from smelt.parallel.local import as_typed, localize
 from smelt.parallel.order import Action, Timeline, timeline
 from smelt.parallel.parted import PartedProgram, flat
 from smelt.parallel.pipeline import TIME, Pipelined, Stage
@@ -34,11 +35,11 @@ from smelt.rewrite import Rewriter
 def localize_stage(graph: Graph) -> None:
     """As `localize`; sums over microbatches are what gradients are added up to from outside."""
     rewriter = Rewriter(graph)
+    emitter = GraphEmitter(rewriter.builder, rewriter.adopt)
     for node in list(graph.walk()):
         if node.op == dist.ALL_REDUCE and node.args[-1] == TIME:
-            source = node.args[0]
-            assert isinstance(source, Value)
-            rewriter.replace_node(node, (source,))
+            with rewriter.builder.at(node):
+                rewriter.replace_node(node, (as_typed(emitter, node),))
     localize(graph)
 
 

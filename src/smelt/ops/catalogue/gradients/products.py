@@ -17,10 +17,11 @@ from smelt.ops.catalogue.gradients.parts import (
     of_ranks,
     rank_of,
     reshaped_like,
+    sizes_of,
     times,
     turned,
 )
-from smelt.ops.record import Call, Emitter, Gradient, Parts
+from smelt.ops.record import Call, Emitter, Gradient, Parts, tensor_type
 
 
 def _mm(b: Emitter, left: Value, right: Value) -> Value:
@@ -211,6 +212,23 @@ def _of_convolution_backward(
     return {"grad_output": lambda: again(image, c), "input": lambda: part(0, image, c)}
 
 
+def _of_grouped(b: Emitter, call: Call, results: tuple[Value, ...], grads: tuple[Value | None, ...]) -> Parts | None:
+    """Of rows in groups, each with its own matrix. torch's own gradient refuses one that is broadcast."""
+    (grad,) = grads
+    rows, weights, ends = call["self"], call["mat2"], call.get("offs")
+    if grad is None or not isinstance(ends, Value) or not has_ranks(call, grad) or call.get("bias") is not None:
+        return None
+    if rank_of(rows) != 2 or rank_of(weights) != 3 or call.get("out_dtype") is not None:
+        return None
+    if not tensor_type(grad).is_static or sizes_of(grad)[1] * tensor_type(grad).dtype.itemsize % 16:
+        return None  # torch takes no such rows
+    name, dense = "aten._grouped_mm.default", b.call("aten.contiguous.default", grad)
+    return {
+        "self": lambda: b.call(name, dense, turned(b, weights), ends),
+        "mat2": lambda: b.call(name, turned(b, rows), dense, ends),
+    }
+
+
 def _of_any_convolution(
     b: Emitter, call: Call, results: tuple[Value, ...], grads: tuple[Value | None, ...]
 ) -> Parts | None:
@@ -240,6 +258,7 @@ GRADIENTS: Mapping[str, Gradient] = {
         vec2=lambda b, call, grad: _mv(b, turned(b, grad), call["self"]),
     ),
     "aten.matmul.default": _of_matmul,
+    "aten._grouped_mm.default": _of_grouped,
     "aten.conv1d.default": _of_convolution(1),
     "aten.conv2d.default": _of_convolution(2),
     "aten.conv3d.default": _of_convolution(3),

@@ -7,61 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
-from smelt.ir import Arg, Device, DType, Node, TensorType, Value
+from smelt.ir import Arg, DType, Node, TensorType, Value
 from smelt.ops import collectives as dist
+from smelt.ops.catalogue.sharding import experts
+from smelt.ops.catalogue.sharding.forming import Form, Parting, call_of, device_of, divided
 from smelt.ops.catalogue.sharding.terms import dims_arg, sizes_of
 from smelt.ops.lowering import GraphEmitter
-from smelt.ops.placements import WHOLE, Partial, Placement, Replicate, Shard, offsets
-from smelt.ops.registry import arguments_of, schema_of
-
-
-class Parting(Protocol):
-    """What a form is written with: a rank's graph in the making."""
-
-    ranks: int
-    rank: int
-    axis: str
-    emitter: GraphEmitter
-
-    def placement(self, value: Value) -> Placement:
-        """In which placement a value was computed."""
-        ...
-
-    def get(self, value: Value, at: Placement, *, entered: bool = False) -> Value:
-        """A value in a placement. entered: for work that differs between ranks."""
-        ...
-
-    def arg(self, arg: Arg, at: Placement, *, entered: bool = False) -> Arg:
-        """An argument, value or not."""
-        ...
-
-    def summed(self, made: Value, node: Node) -> tuple[Value, Placement]:
-        """What a rank's share of a node's sum becomes."""
-        ...
-
-
-Form: TypeAlias = Callable[[Parting, Node], "Sequence[tuple[Value, Placement]] | None"]
-
-
-def _call_of(node: Node) -> Mapping[str, Arg]:
-    schema = schema_of(node.op)
-    assert schema is not None
-    return arguments_of(schema, node.args, node.kwargs)
-
-
-def _divided(part: Parting, arg: Arg) -> Shard | None:
-    at = part.placement(arg) if isinstance(arg, Value) else WHOLE
-    return at if isinstance(at, Shard) else None
+from smelt.ops.placements import WHOLE, Partial, Placement, Replicate, Rows, Shard, offsets
 
 
 def _linear(part: Parting, node: Node) -> Sequence[tuple[Value, Placement]] | None:
     """Inner dimension divided: the bias is added to the sum, once."""
-    call = _call_of(node)
+    call = call_of(node)
     given, weight, bias = call["input"], call["weight"], call.get("bias")
     assert isinstance(given, Value) and isinstance(weight, Value)
-    own, other = _divided(part, given), _divided(part, weight)
+    own, other = divided(part, given), divided(part, weight)
     last = len(sizes_of(given)) - 1
     if bias is None:
         return None
@@ -77,13 +39,13 @@ def _linear(part: Parting, node: Node) -> Sequence[tuple[Value, Placement]] | No
 
 
 def _addmm(part: Parting, node: Node) -> Sequence[tuple[Value, Placement]] | None:
-    call = _call_of(node)
+    call = call_of(node)
     left, right = call["mat1"], call["mat2"]
     assert isinstance(left, Value) and isinstance(right, Value)
     if call.get("beta", 1) != 1 or call.get("alpha", 1) != 1:
         return None
-    other = _divided(part, right)
-    own = _divided(part, left)
+    other = divided(part, right)
+    own = divided(part, left)
     inner = other if other is not None and other.dim == 0 else None
     if inner is None and own is not None and own.dim == 1 and other is None:
         inner = Shard(0, own.sizes, own.blocks)
@@ -105,11 +67,11 @@ def _with_bias(part: Parting, node: Node, made: Value, bias: Arg) -> Sequence[tu
 
 def _embedding(part: Parting, node: Node) -> Sequence[tuple[Value, Placement]] | None:
     """Rows of the table divided: each rank looks up those that it has; the others count zero."""
-    call = _call_of(node)
+    call = call_of(node)
     table, places = call["weight"], call["indices"]
     assert isinstance(table, Value) and isinstance(places, Value)
-    at = _divided(part, table)
-    if at is None or at.dim != 0 or at.blocks != 1 or _divided(part, places) is not None:
+    at = divided(part, table)
+    if at is None or at.dim != 0 or at.blocks != 1 or divided(part, places) is not None:
         return None
     b = part.emitter
     count, start = at.local(part.rank), offsets(at.sizes)[part.rank]
@@ -126,7 +88,7 @@ def _embedding(part: Parting, node: Node) -> Sequence[tuple[Value, Placement]] |
 
 
 def _cross_entropy(part: Parting, node: Node) -> Sequence[tuple[Value, Placement]] | None:
-    call = _call_of(node)
+    call = call_of(node)
     logits, target = call["self"], call["target"]
     assert isinstance(logits, Value) and isinstance(target, Value)
     at, sizes = part.placement(logits), sizes_of(logits)
@@ -138,7 +100,7 @@ def _cross_entropy(part: Parting, node: Node) -> Sequence[tuple[Value, Placement
         return None
     if isinstance(at, Shard) and at.dim == 1 and at.blocks == 1:
         return _of_classes(part, node, call, at)
-    rows = at if isinstance(at, Shard) and at.dim == 0 else _divided(part, target)
+    rows = at if isinstance(at, Shard) and at.dim == 0 else divided(part, target)
     return _of_rows(part, call, rows) if rows is not None else None
 
 
@@ -207,11 +169,11 @@ def _combined(b: GraphEmitter, call: Mapping[str, Arg], losses: Value, ignored: 
 
 def _mean(part: Parting, node: Node) -> Sequence[tuple[Value, Placement]] | None:
     """Over a divided dimension: a rank's share of the sum, over the count of all."""
-    call = _call_of(node)
+    call = call_of(node)
     given = call["self"]
     assert isinstance(given, Value)
-    at = _divided(part, given)
-    if at is None:
+    at = part.placement(given)
+    if not isinstance(at, Shard | Rows) or (isinstance(at, Rows) and at.spare):
         return None
     sizes = sizes_of(given)
     dims = dims_arg(call.get("dim"), len(sizes))
@@ -231,13 +193,13 @@ def _mean(part: Parting, node: Node) -> Sequence[tuple[Value, Placement]] | None
 
 def _dropout(part: Parting, node: Node) -> Sequence[tuple[Value, Placement]] | None:
     """The numbers that one process would draw: all ranks draw all of them, and use their part."""
-    call = _call_of(node)
+    call = call_of(node)
     given, p = call["input"], call["p"]
     assert isinstance(given, Value) and isinstance(given.type, TensorType)
     at = part.placement(given)
     if isinstance(at, Replicate) or call["train"] is False or p == 0:
         return None
-    if isinstance(at, Partial):
+    if not isinstance(at, Shard):
         return None
     b = part.emitter
     return [(b.call("aten.mul.Tensor", part.get(given, at), _noise(part, given.type, p, at)), at)]
@@ -246,22 +208,18 @@ def _dropout(part: Parting, node: Node) -> Sequence[tuple[Value, Placement]] | N
 def _noise(part: Parting, type_: TensorType, p: Arg, at: Shard) -> Value:
     """This rank's part of what dropout multiplies with."""
     b = part.emitter
-    ones = b.call("aten.ones.default", type_.sizes, dtype=type_.dtype, device=_device(type_))
+    ones = b.call("aten.ones.default", type_.sizes, dtype=type_.dtype, device=device_of(type_))
     noise = b.call("aten.dropout.default", ones, p, True)
     return b.call(dist.SHARD, noise, at.dim, at.sizes, at.blocks, part.rank, part.axis)
 
 
-def _device(type_: TensorType) -> Arg:
-    return Device(type_.device)
-
-
 def _attention(part: Parting, node: Node) -> Sequence[tuple[Value, Placement]] | None:
     """Attention with dropout: written out, with the numbers that one process would draw."""
-    call = _call_of(node)
+    call = call_of(node)
     query, key, value = (call[name] for name in ("query", "key", "value"))
     assert isinstance(query, Value) and isinstance(key, Value) and isinstance(value, Value)
     p = call.get("dropout_p", 0.0)
-    at = next((s for v in (query, key, value) if (s := _divided(part, v)) is not None), None)
+    at = next((s for v in (query, key, value) if (s := divided(part, v)) is not None), None)
     if at is None or p == 0.0:
         return None
     sizes, others = sizes_of(query), sizes_of(key)
@@ -275,7 +233,7 @@ def _attention(part: Parting, node: Node) -> Sequence[tuple[Value, Placement]] |
     mask = call.get("attn_mask")
     whole = (sizes[0], sizes[1], sizes[2], others[2])
     if call.get("is_causal") is True:
-        ones = b.call("aten.ones.default", whole[2:], dtype=DType.BOOL, device=_device(query.type))
+        ones = b.call("aten.ones.default", whole[2:], dtype=DType.BOOL, device=device_of(query.type))
         scores = b.call(
             "aten.masked_fill.Scalar", scores, b.call("aten.logical_not.default", b.call("aten.tril.default", ones)),
             float("-inf"),
@@ -303,10 +261,10 @@ def _like_scores(part: Parting, mask: Value, whole: tuple[int, ...], at: Shard) 
 
 def _batch_norm(part: Parting, node: Node) -> Sequence[tuple[Value, Placement]] | None:
     """In training, with the batch divided: statistics are those of all ranks' images."""
-    call = _call_of(node)
+    call = call_of(node)
     given = call["input"]
     assert isinstance(given, Value) and isinstance(given.type, TensorType)
-    at = _divided(part, given)
+    at = divided(part, given)
     if at is None or at.dim == 1 or node.op != "aten._native_batch_norm_legit_functional.default":
         return None
     b, axis = part.emitter, part.axis
@@ -380,5 +338,5 @@ FORMS: Mapping[str, Form] = MappingProxyType({
     "aten.linear.default": _linear, "aten.addmm.default": _addmm, "aten.embedding.default": _embedding,
     "aten.cross_entropy_loss.default": _cross_entropy, "aten.mean.dim": _mean, "aten.mean.default": _mean,
     "aten.dropout.default": _dropout, "aten.scaled_dot_product_attention.default": _attention,
-    "aten._native_batch_norm_legit_functional.default": _batch_norm,
+    "aten._native_batch_norm_legit_functional.default": _batch_norm, **experts.FORMS,
 })  # fmt: skip

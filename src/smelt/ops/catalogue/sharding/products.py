@@ -66,8 +66,19 @@ def _outer(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
     return Correspondence(((_ROW,), (_COLUMN,)), ((_ROW, _COLUMN),), linear=_EACH) if is_known(node) else None
 
 
+def _grouped(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
+    """Rows with the weights of their groups; which rows those are depends on all (`experts`)."""
+    if not is_known(node) or call.get("bias") is not None:
+        return None
+    left, right = sizes_of(call["self"]), sizes_of(call["mat2"])
+    if len(left) != 2 or len(right) != 3 or not isinstance(call.get("offs"), Value):
+        return None
+    return Correspondence(((None, _SUM), (None, _SUM, _COLUMN), (None,)), ((None, _COLUMN),), {"k": "sum"}, _EACH)
+
+
 _PRODUCTS = ("aten.matmul.default", "aten.mm.default", "aten.bmm.default", "aten.mv.default", "aten.dot.default")
 RULES: Mapping[str, Rule] = MappingProxyType({
     **dict.fromkeys(_PRODUCTS, _matmul), "aten.linear.default": _linear, "aten.addmm.default": _addmm,
     "aten.baddbmm.default": _addmm, "aten.outer.default": _outer,
+    "aten._grouped_mm.default": _grouped,
 })  # fmt: skip

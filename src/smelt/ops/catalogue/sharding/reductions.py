@@ -161,15 +161,31 @@ _KEPT = (
     "aten.logsumexp.default", "aten.all.dim", "aten.any.dim", "aten.prod.dim_int", "aten.mean.dim",
     "aten.var_mean.correction", "aten.linalg_vector_norm.default", "aten.norm.ScalarOpt_dim",
 )  # fmt: skip
+
+
+def _counted(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
+    """Counts of elements between two bounds; without them, they are those of all elements."""
+    low, high = call["min"], call["max"]
+    if not is_known(node) or not isinstance(low, int | float) or not isinstance(high, int | float) or low >= high:
+        return None
+    dims = numbered(len(tensors(node)[0].sizes))
+    return Correspondence((dims,), ((None,),), {f"d{i}": "sum" for i in range(len(dims))})
+
+
 _ALONG = (
     "aten.softmax.int", "aten._softmax.default", "aten.log_softmax.int", "aten._log_softmax.default",
     "aten.cumsum.default", "aten.cumprod.default", "aten.sort.default", "aten.sort.stable", "aten.argsort.default",
     "aten.diff.default", "aten.topk.default", "aten.logcumsumexp.default", "aten.cummax.default",
 )  # fmt: skip
+PICKS = ("aten.index.Tensor", "aten.index_select.default")
+"""Rows by their numbers."""
+OF_COUNTS = ("aten.cumsum.default", "aten.to.dtype", "aten._to_copy.default")
+"""Of whole numbers: what is computed of shares adds up to what is computed of the sum."""
 RULES: Mapping[str, Rule] = MappingProxyType({
     "aten.sum.dim_IntList": _summed, "aten.sum.default": _whole_sum,
     **dict.fromkeys(_KEPT, _kept), **dict.fromkeys(_ALONG, _along),
     "aten.layer_norm.default": _normed, "aten.native_layer_norm.default": _normed, "aten.rms_norm.default": _normed,
     "aten.group_norm.default": _group_normed, "aten.gather.default": _gathered, "aten.scatter.src": _scatter,
     "aten.scatter_add.default": _scatter, "aten.index.Tensor": _indexed, "aten.index_select.default": _index_select,
+    "aten.histc.default": _counted,
 })  # fmt: skip

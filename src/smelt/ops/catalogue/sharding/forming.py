@@ -1,0 +1,55 @@
+"""What forms are written with: a rank's graph in the making."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+from smelt.ir import Arg, Device, Node, TensorType, Value
+from smelt.ops.lowering import GraphEmitter
+from smelt.ops.placements import WHOLE, Placement, Shard
+from smelt.ops.registry import arguments_of, schema_of
+
+
+class Parting(Protocol):
+    """What a form is written with: a rank's graph in the making."""
+
+    ranks: int
+    rank: int
+    axis: str
+    emitter: GraphEmitter
+
+    def placement(self, value: Value) -> Placement:
+        """In which placement a value was computed."""
+        ...
+
+    def get(self, value: Value, at: Placement, *, entered: bool = False) -> Value:
+        """A value in a placement. entered: for work that differs between ranks."""
+        ...
+
+    def arg(self, arg: Arg, at: Placement, *, entered: bool = False) -> Arg:
+        """An argument, value or not."""
+        ...
+
+    def summed(self, made: Value, node: Node) -> tuple[Value, Placement]:
+        """What a rank's share of a node's sum becomes."""
+        ...
+
+
+Form: TypeAlias = Callable[[Parting, Node], "Sequence[tuple[Value, Placement]] | None"]
+
+
+def call_of(node: Node) -> Mapping[str, Arg]:
+    schema = schema_of(node.op)
+    assert schema is not None
+    return arguments_of(schema, node.args, node.kwargs)
+
+
+def divided(part: Parting, arg: Arg) -> Shard | None:
+    at = part.placement(arg) if isinstance(arg, Value) else WHOLE
+    return at if isinstance(at, Shard) else None
+
+
+def device_of(type_: TensorType) -> Arg:
+    """Where a tensor of this type is, as an argument."""
+    return Device(type_.device)
