@@ -17,6 +17,7 @@ from smelt.cli.docs import docs
 from smelt.cli.explore import explore
 from smelt.cli.export import export
 from smelt.cli.matrix import matrix
+from smelt.cli.plan import plan
 from smelt.cli.program import explain, show
 from smelt.cli.run import run
 from smelt.cli.terminal import plain_warnings, user_traceback
@@ -28,6 +29,7 @@ _COMMANDS: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("show", show),
     ("explain", explain),
     ("explore", explore),
+    ("plan", plan),
     ("bench", bench),
     ("matrix", matrix),
     ("diff", diff),

@@ -47,6 +47,14 @@ class Target:
 def load_target(text: str) -> Target:
     """Import the module, call the factory. A module among the results is put in eval mode by its factory, not here.
 
+    Raises: as `load_made`, and typer.BadParameter where the factory returns something else.
+    """
+    return checked(text, load_made(text))
+
+
+def load_made(text: str) -> Any:
+    """What a factory returns, whatever that is.
+
     Raises: typer.BadParameter (exit code 2), which says what a target looks like; SmeltError (S0504) for a file that
         is not Python; what the user's own code raises passes through, with a note on whose it is.
     """
@@ -65,12 +73,11 @@ def load_target(text: str) -> Target:
     if not _takes_nothing(factory):
         raise _bad(f"{text} takes arguments, so it cannot be called as a factory")
     try:
-        made = factory()
+        return factory()
     except Exception as error:
         where = place_of(error)
         error.add_note(f"raised by the factory {text}" + (f", at {where}" if where else ""))
         raise
-    return _checked(text, made)
 
 
 def _factories_in(path: Path) -> str:
@@ -103,7 +110,8 @@ def _takes_nothing(factory: Callable[..., Any]) -> bool:
     return True
 
 
-def _checked(text: str, made: Any) -> Target:
+def checked(text: str, made: Any) -> Target:
+    """What a factory returned, as a program with its arguments. Raises: typer.BadParameter."""
     match made:
         case (function, args):
             kwargs: Any = {}

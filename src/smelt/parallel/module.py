@@ -102,7 +102,7 @@ class PartedForward:
         entry = Entry(
             part, whole.signature, graph, places, unseen, whole.lookup, tuple(v.name for v in whole.graph.inputs), {}
         )
-        entry.pipe = self._pipe(part)
+        entry.pipe = self._pipe(part, whole.graph)
         inputs = whole.signature.flatten(args, kwargs)
         local = [self._local_input(part, v.name, x) for v, x in zip(whole.graph.inputs, inputs, strict=True)]
         self._entries[_key(local, whole.signature, self._flags())] = entry
@@ -127,26 +127,17 @@ class PartedForward:
 
     # --- pipelines
 
-    def _pipe(self, part: Parted) -> Pipe | None:
-        mark = next((mark for mark in self.marks if isinstance(mark, Pipeline)), None)
+    def _pipe(self, part: Parted, whole: Graph) -> Pipe | None:
+        mark = pipeline_of(self.marks, self.mesh)
         if mark is None:
-            cut = next((mark for mark in self.marks if isinstance(mark, Cut)), None)
-            if cut is not None:
-                raise SmeltError(
-                    "the model has stages, and no axis of a mesh for them", cut.where, code="S0641",
-                    fix="s.pipeline(stages=..., mesh_dim=...)",
-                )  # fmt: skip
             return None
+        like = None
+        if self.rank and not part.is_even:
+            first = parted(whole, self.mesh, 0, self.marks, self.ties)
+            like = staged(first.graph, mark, self.marks, self.trained)
+        plan = staged(part.graph, mark, self.marks, self.trained, like)
+        here, names = self.mesh.coordinates(self.rank)[mark.axis], [v.name for v in part.graph.inputs]
         ranks = self.mesh.extent(mark.axis)
-        if mark.stages % ranks or (mark.stages != ranks and mark.schedule != "interleaved"):
-            raise SmeltError(
-                f"{mark.stages} stages do not go on {ranks} ranks", mark.where, code="S0642",
-                why="each rank has one stage; of schedule='interleaved', as many as every other",
-                fix=f"stages={ranks}, or a mesh with another {mark.axis!r}",
-            )  # fmt: skip
-        plan = staged(part.graph, mark, self.marks, self.trained)
-        here = self.mesh.coordinates(self.rank)[mark.axis]
-        names = [v.name for v in part.graph.inputs]
         return Pipe(plan, names, mark.axis, ranks, here, mark.schedule, self.with_, self.options, self.trained)
 
     def _piped(self, pipe: Pipe, inputs: Sequence[Any]) -> list[Any]:
@@ -257,6 +248,27 @@ class PartedForward:
 
     def _flags(self) -> tuple[bool, ...]:
         return tuple(module.training for module in self.module.modules())
+
+
+def pipeline_of(marks: Sequence[Mark], mesh: Mesh) -> Pipeline | None:
+    """The step that lays stages along an axis. Raises: SmeltError (S0641, S0642) where they do not fit the mesh."""
+    mark = next((mark for mark in marks if isinstance(mark, Pipeline)), None)
+    if mark is None:
+        cut = next((mark for mark in marks if isinstance(mark, Cut)), None)
+        if cut is not None:
+            raise SmeltError(
+                "the model has stages, and no axis of a mesh for them", cut.where, code="S0641",
+                fix="s.pipeline(stages=..., mesh_dim=...)",
+            )  # fmt: skip
+        return None
+    ranks = mesh.extent(mark.axis)
+    if mark.stages % ranks or (mark.stages != ranks and mark.schedule != "interleaved"):
+        raise SmeltError(
+            f"{mark.stages} stages do not go on {ranks} ranks", mark.where, code="S0642",
+            why="each rank has one stage; of schedule='interleaved', as many as every other",
+            fix=f"stages={ranks}, or a mesh with another {mark.axis!r}",
+        )  # fmt: skip
+    return mark
 
 
 class PipeNode(torch.autograd.Function):

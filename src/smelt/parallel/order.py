@@ -10,7 +10,7 @@ message has a sender and a receiver, and nobody waits for what is sent later.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -70,33 +70,63 @@ def timeline(
     """
     stages = len(work)
     own = [[s for s in range(stages) if s % ranks == r] for r in range(ranks)]
-    done: dict[Action, float] = {}
     spans: dict[Action, tuple[float, float]] = {}
     orders: list[list[Action]] = [[] for _ in range(ranks)]
     free_at = [0.0] * ranks
-    left = {
-        Action(s, m, b)
-        for s in range(stages)
-        for m in range(microbatches)
-        for b in ((False, True) if training else (False,))
-    }
-    while left:
-        best: tuple[float, int, Action] | None = None
-        for rank in range(ranks):
-            action = _next(own[rank], left, done, stages, microbatches, schedule, training, free_at[rank])
-            if action is None:
-                continue
-            start = max(free_at[rank], _ready(action, done, stages))
-            if best is None or (start, rank) < best[:2]:
-                best = start, rank, action
-        assert best is not None, "a pipeline's actions wait for each other"
-        start, rank, action = best
+    run = _Progress(stages, microbatches, schedule, training)
+    chosen: list[tuple[float, Action] | None] = [None] * ranks
+    stale = set(range(ranks))
+    for _ in range(stages * microbatches * (2 if training else 1)):
+        for rank in stale:
+            action = run.next_of(own[rank], free_at[rank])
+            chosen[rank] = None if action is None else (max(free_at[rank], run.ready(action)), action)
+        start, rank, action = min((one[0], rank, one[1]) for rank, one in enumerate(chosen) if one is not None)
         end = start + work[action.stage] * (backward if action.is_backward else 1.0)
-        done[action] = free_at[rank] = end
+        free_at[rank] = end
+        run.finish(action, end)
         spans[action] = (start, end)
         orders[rank].append(action)
-        left.discard(action)
-    return Timeline(orders, spans, max(done.values(), default=0.0))
+        # Whoever has a stage beside this one may have something else to do now.
+        stale = {s % ranks for s in (action.stage - 1, action.stage, action.stage + 1)}
+    return Timeline(orders, spans, max(free_at, default=0.0))
+
+
+class _Progress:
+    """How far each stage is. A stage's microbatches go forward in their order, and backward in their order."""
+
+    def __init__(self, stages: int, microbatches: int, schedule: str, training: bool) -> None:
+        self.stages, self.microbatches, self.schedule, self.training = stages, microbatches, schedule, training
+        self.done: dict[Action, float] = {}
+        self.count = {(s, b): 0 for s in range(stages) for b in (False, True)}
+
+    def finish(self, action: Action, end: float) -> None:
+        self.done[action] = end
+        self.count[action.stage, action.is_backward] += 1
+
+    def ready(self, action: Action) -> float:
+        return max((self.done[a] for a in _needs(action, self.stages)), default=0.0)
+
+    def next_of(self, own: Sequence[int], now: float) -> Action | None:
+        """What a rank does next: what can begin first, backward before forward."""
+        able = [a for s in own for a in self._able(s)]
+        if self.training and self.schedule == "gpipe" and any(self.count[s, False] < self.microbatches for s in own):
+            able = [a for a in able if not a.is_backward]
+        return min(
+            able, key=lambda a: (max(now, self.ready(a)), not a.is_backward, a.microbatch, -a.stage), default=None
+        )  # fmt: skip
+
+    def _able(self, stage: int) -> Iterator[Action]:
+        for is_backward in (False, True) if self.training else (False,):
+            m = self.count[stage, is_backward]
+            action = Action(stage, m, is_backward)
+            if m >= self.microbatches or any(n not in self.done for n in _needs(action, self.stages)):
+                continue
+            if is_backward or self.schedule == "gpipe" or not self.training or self._may_begin(stage):
+                yield action
+
+    def _may_begin(self, stage: int) -> bool:
+        """Whether a stage has room for one more microbatch between its forward and backward: one a stage behind it."""
+        return self.count[stage, False] - self.count[stage, True] < self.stages - stage
 
 
 def _needs(action: Action, stages: int) -> list[Action]:
@@ -104,31 +134,3 @@ def _needs(action: Action, stages: int) -> list[Action]:
     if not action.is_backward:
         return [Action(s - 1, m, False)] if s else []
     return [Action(s, m, False), *([Action(s + 1, m, True)] if s + 1 < stages else [])]
-
-
-def _ready(action: Action, done: dict[Action, float], stages: int) -> float:
-    return max((done[a] for a in _needs(action, stages)), default=0.0)
-
-
-def _next(
-    own: Sequence[int], left: set[Action], done: dict[Action, float], stages: int, microbatches: int, schedule: str,
-    training: bool, now: float,
-) -> Action | None:  # fmt: skip
-    """What a rank does next: what can begin first, backward before forward."""
-    able = [a for a in left if a.stage in own and all(n in done for n in _needs(a, stages))]
-    if schedule == "gpipe" or not training:
-        if any(not a.is_backward and a.stage in own for a in left):
-            able = [a for a in able if not a.is_backward]
-    else:
-        able = [a for a in able if a.is_backward or _may_begin(a, left, done, stages, microbatches)]
-    return min(
-        able, key=lambda a: (max(now, _ready(a, done, stages)), not a.is_backward, a.microbatch, -a.stage), default=None
-    )
-
-
-def _may_begin(action: Action, left: set[Action], done: dict[Action, float], stages: int, microbatches: int) -> bool:
-    """Whether a stage has room for one more microbatch between its forward and backward: one a stage behind it."""
-    on_the_way = (
-        Action(action.stage, m, False) in done and Action(action.stage, m, True) in left for m in range(microbatches)
-    )
-    return sum(on_the_way) < stages - action.stage

@@ -16,8 +16,9 @@ from smelt.autodiff import state_as_inputs
 from smelt.compiler.trainable import Native, Trainable
 from smelt.compiler.unit import machine_code
 from smelt.diag import Options, SmeltError
-from smelt.ir import STATE_OPS, Graph, TensorType, is_under, values_in
-from smelt.ops.collectives import Communicator, communicating, part_of
+from smelt.ir import STATE_OPS, Graph, TensorType, Value, is_under, values_in
+from smelt.ops import collectives as dist
+from smelt.ops.collectives import Communicator, communicating, part_of, shard_of
 from smelt.ops.placements import Placement, Shard, evenly
 from smelt.parallel.local import localize
 from smelt.parallel.marks import Batch, Divide, Mark, Pipeline, Stored
@@ -31,6 +32,7 @@ class Parted:
     """One rank's part of a program.
 
     inputs, state: by name or path, how each lies along each axis; only divided ones. outputs: the same, by number.
+    placements: of values of the graph, by name and axis, where they were made.
     names: of parameters with several names, the one that the program uses.
     """
 
@@ -42,10 +44,16 @@ class Parted:
     outputs: list[dict[str, Shard]]
 
     names: dict[str, str] = field(default_factory=dict)
+    placements: dict[str, dict[str, Placement]] = field(default_factory=dict)
 
     def state_of(self, path: str) -> dict[str, Shard]:
         """How a parameter or buffer lies, by any of its names."""
         return self.state.get(self.names.get(path, path), {})
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all ranks have as much of everything."""
+        return all(not isinstance(at, Shard) or at.is_even for one in self.placements.values() for at in one.values())
 
     def of_output(self, number: int, whole: torch.Tensor) -> torch.Tensor:
         """What the rank has of an output."""
@@ -84,6 +92,8 @@ def parted(graph: Graph, mesh: Mesh, rank: int, marks: Sequence[Mark], ties: Map
         )  # fmt: skip
         check_syncs(wanted, made)
         found.graph = made.graph
+        for name, at in made.placements.items():
+            found.placements.setdefault(name, {})[axis] = at
         for name, at in made.inputs.items():
             if isinstance(at, Shard):
                 where = found.inputs if name in {v.name for v in graph.inputs} else found.state
@@ -91,7 +101,23 @@ def parted(graph: Graph, mesh: Mesh, rank: int, marks: Sequence[Mark], ties: Map
         for number, at in enumerate(made.outputs):
             if isinstance(at, Shard):
                 found.outputs[number][axis] = at
+    _complete(found)
     return found
+
+
+def _complete(part: Parted) -> None:
+    """Say how values lie that were put in: along a collective's axis as it tells, along others as its operand."""
+    for node in part.graph.walk():
+        source = node.args[0] if node.op.startswith("dist.") else None
+        if not isinstance(source, Value):
+            continue
+        known, axis = part.placements.setdefault(node.result.name, {}), node.args[-1]
+        had = part.placements.get(source.name, {})
+        if axis not in known and node.op in (dist.SHARD, dist.REDUCE_SCATTER):
+            known[str(axis)] = shard_of(node.args)
+        for other, at in had.items():
+            if other != axis or node.op == dist.ENTER:
+                known.setdefault(other, at)
 
 
 def _in_order(mesh: Mesh, marks: Sequence[Mark]) -> list[str]:

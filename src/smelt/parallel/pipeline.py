@@ -106,10 +106,14 @@ class Pipelined:
     inputs: dict[str, Placement]
     outputs: list[Placement]
     ties: dict[str, tuple[int, ...]]
+    ends: list[int]
 
 
-def staged(graph: Graph, mark: Pipeline, marks: Sequence[Mark], trained: Mapping[str, bool]) -> Pipelined:
-    """The stages that steps ask for. trained: of the parameters, by path. Raises: as `pipelined`."""
+def staged(
+    graph: Graph, mark: Pipeline, marks: Sequence[Mark], trained: Mapping[str, bool], like: Pipelined | None = None
+) -> Pipelined:  # fmt: skip
+    """The stages that steps ask for. trained: of the parameters, by path. like: as of `pipelined`, which says what it
+    raises."""
     types = {v.name: v.type for v in graph.inputs}
     named = next((one.inputs for one in marks if isinstance(one, Batch)), ())
     split = batches(Batch(TIME, named, mark.where), types, mark.microbatches)
@@ -121,18 +125,19 @@ def staged(graph: Graph, mark: Pipeline, marks: Sequence[Mark], trained: Mapping
         )  # fmt: skip
     paths = {path for path, wanted in trained.items() if wanted}
     cuts = [(one.path, one.where) for one in marks if isinstance(one, Cut)]
-    return pipelined(graph, mark.stages, mark.microbatches, split, paths, cuts, mark.where)
+    return pipelined(graph, mark.stages, mark.microbatches, split, paths, cuts, mark.where, like)
 
 
 def pipelined(
     graph: Graph, count: int, microbatches: int, batch: Mapping[str, Placement], trained: Collection[str],
-    cuts: Sequence[tuple[str, Span | None]] = (), where: Span | None = None,
+    cuts: Sequence[tuple[str, Span | None]] = (), where: Span | None = None, like: Pipelined | None = None,
 ) -> Pipelined:  # fmt: skip
     """Cut a functional graph into `count` stages.
 
     batch: the inputs that fall into microbatches, and how. trained: the paths of parameters that have gradients. cuts:
-    modules behind which stages end, with the lines that say so; by default stages of equal work.
-    Raises: SmeltError (S0641) where the program has no such stages or microbatches.
+    modules behind which stages end, with the lines that say so; by default stages of equal work. like: the stages of
+    another rank, whose share has other sizes: all have to end theirs in the same places, and go through them in one
+    order. Raises: SmeltError (S0641) where the program has no such stages or microbatches.
     """
     graph = graph.clone()
     spell_dropout(graph)
@@ -148,7 +153,10 @@ def pipelined(
     nodes = [n for n in graph.body if n.op not in (*STATE_OPS, "write") and not set(n.results) <= free]
     loads = loads_of(nodes, microbatches)
     flying = [min(microbatches, count - k) for k in range(count)]
-    ends = _ends_of_cuts(nodes, cuts, count) if cuts else balanced(nodes, loads, free, flying, where)
+    if like is not None:
+        ends = like.ends
+    else:
+        ends = _ends_of_cuts(nodes, cuts, count) if cuts else balanced(nodes, loads, free, flying, where)
     number: dict[Node, int] = {}
     stage = 0
     for i, node in enumerate(nodes):
@@ -164,6 +172,9 @@ def pipelined(
     crossings = _crossings(graph, nodes, number, active)
     stages = [_stage(graph, k, nodes, number, crossings) for k in range(count)]
     _weigh(stages, loads, [0, *ends, len(loads.work)], flying)
+    if like is not None:
+        for mine, other in zip(stages, like.stages, strict=True):
+            mine.work = other.work
     users: dict[str, set[int]] = {}
     for one in stages:
         for node in one.graph.walk():
@@ -172,7 +183,12 @@ def pipelined(
     _check_writers(graph, users, where)
     ties = {path: tuple(sorted(at)) for path, at in users.items() if len(at) > 1 and path in trained}
     inputs = {name: at for name, at in made.inputs.items() if name in {v.name for v in graph.inputs}}
-    return Pipelined(stages, microbatches, crossings, given, sums, wholes, inputs, made.outputs, ties)
+    return Pipelined(stages, microbatches, crossings, given, sums, wholes, inputs, made.outputs, ties, ends)
+
+
+def stages_of(plan: Pipelined) -> dict[str, int]:
+    """In which stage values are made, by name."""
+    return {value.name: s.number for s in plan.stages for node in s.graph.walk() for value in node.results}
 
 
 def spell_dropout(graph: Graph) -> None:

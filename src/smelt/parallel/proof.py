@@ -22,6 +22,7 @@ from smelt.parallel.measures import measured
 from smelt.parallel.mesh import Mesh
 from smelt.parallel.module import Copy, PartedForward, mapped, positional, tensors_in
 from smelt.parallel.parted import Parted
+from smelt.parallel.pipeline import stages_of
 from smelt.parallel.simulate import World
 
 Optimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -58,7 +59,7 @@ class Proof:
     """What was compared on how many ranks, with the largest relative error, and where that was.
 
     clock: a step by the clock, simulated from the cost of nodes and messages (`figures`). links: bytes from rank to
-    rank, in all steps.
+    rank, in all steps. part: rank 0's program, before stages. stages: by a value's name, where it is made.
     """
 
     mesh: Mesh
@@ -70,6 +71,8 @@ class Proof:
     clock: Clock = field(default_factory=lambda: Clock([], 0.0, {}))
     links: dict[tuple[int, int], int] = field(default_factory=dict)
     figures: Figures = TYPICAL
+    part: Parted | None = None
+    stages: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         rows = [
@@ -158,7 +161,9 @@ def prove(
     proof = _compared(mesh, wanted, found, [part for _, part in ranks], tolerance)
     forwards = [_forward_of(module) for module, _ in ranks]
     proof.clock, memories = measured(mesh, forwards, [updates.get(r) for r in range(mesh.size)], figures)
-    proof.links, proof.figures = world.links, figures
+    proof.links, proof.figures, proof.part = world.links, figures, ranks[0][1]
+    pipe = forwards[0].entries[0].pipe
+    proof.stages = stages_of(pipe.plan) if pipe is not None else {}
     for rank, memory in enumerate(memories):
         sent = {axis: (one.count, one.nbytes) for (r, axis), one in world.sent.items() if r == rank}
         idle, talking = proof.clock.idle(rank), proof.clock.talking(rank)

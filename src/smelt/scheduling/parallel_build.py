@@ -67,7 +67,7 @@ def _on_rank(
     marks = marks_of(state)
     module, _ = copying.shadow(state.tree)
     ties = {name: group[0] for group in copying.ties(module) for name in group}
-    forward = PartedForward(module, state.build, mesh, rank, marks, ties, with_, Options())
+    forward = PartedForward(module, state.build, mesh, rank, marks, ties, with_, Options.make())
     part = forward.prepare(_examples(state) if args is None else args, kwargs or {})
     divide_state(module, part, forward.owned(part))
     module.__dict__["forward"] = forward
