@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from smelt.inspect.explain import explain
     from smelt.inspect.report import Report
     from smelt.ir import Graph, parse
+    from smelt.parallel.checkpoint import load_checkpoint, save_checkpoint
     from smelt.runtime.ingot.load import load
     from smelt.runtime.ingot.program import LoadedProgram
     from smelt.runtime.ingot.signature import sign
@@ -92,9 +93,11 @@ __all__ = [
     "i64",
     "list_primitives",
     "load",
+    "load_checkpoint",
     "parse",
     "register_primitive",
     "save",
+    "save_checkpoint",
     "schedule",
     "schedules",
     "script",
@@ -119,6 +122,7 @@ _PLACES: dict[str, tuple[str, str]] = {
     **{name: ("smelt.inspect", name) for name in ("Report", "explain")},
     **{name: ("smelt.ir", name) for name in ("Graph", "parse")},
     **{name: ("smelt.scheduling", name) for name in _SCHEDULING},
+    **{name: ("smelt.parallel.checkpoint", name) for name in ("load_checkpoint", "save_checkpoint")},
     "save": ("smelt.compiler.saving", "save_programs"),
     "load": ("smelt.runtime.ingot.load", "load"),
     "sign": ("smelt.runtime.ingot.signature", "sign"),

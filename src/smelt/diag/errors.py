@@ -74,6 +74,7 @@ CATALOGUE: tuple[Code, ...] = (
     Code("S0642", "a mesh does not fit"),
     Code("S0643", "ranks do not agree"),
     Code("S0644", "a rank is missing from a collective"),
+    Code("S0645", "a checkpoint cannot be written or does not fit"),
     Code("S0646", "figures of a machine or a link cannot be read"),
     Code("S0701", "an ingot cannot be read"),
     Code("S0702", "a program cannot be saved as an ingot"),

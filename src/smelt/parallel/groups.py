@@ -58,7 +58,7 @@ class Groups:
     def all_reduce(self, tensor: torch.Tensor, op: str, axis: str) -> torch.Tensor:
         """As of `Communicator`."""
         made = tensor.clone(memory_format=torch.contiguous_format)
-        with self._watching("all_reduce", axis):
+        with self.watching("all_reduce", axis):
             dist.all_reduce(made, getattr(dist.ReduceOp, op.upper()), self.groups[axis])
         return made
 
@@ -66,7 +66,7 @@ class Groups:
         """As of `Communicator`."""
         rows = _rows(tensor, shard, max(shard.sizes) * shard.blocks)
         made = rows.new_empty((len(shard.sizes) * rows.shape[0], *rows.shape[1:]))
-        with self._watching("all_gather", axis):
+        with self.watching("all_gather", axis):
             dist.all_gather_into_tensor(made, rows, self.groups[axis])
         return _joined(made.chunk(len(shard.sizes)), shard)
 
@@ -87,7 +87,7 @@ class Groups:
         flat_in = torch.cat([one.reshape(-1) for one in given])
         flat_out = flat_in.new_empty(sum(one.numel() for one in got))
         counts = [one.numel() for one in got], [one.numel() for one in given]
-        with self._watching("all_to_all", axis):
+        with self.watching("all_to_all", axis):
             dist.all_to_all_single(flat_out, flat_in, *counts, self.groups[axis])
         pieces = [p.view(one.shape) for p, one in zip(flat_out.split([o.numel() for o in got]), got, strict=True)]
         return whole_of(pieces, had).contiguous()
@@ -95,7 +95,7 @@ class Groups:
     def broadcast(self, tensor: torch.Tensor, source: int, axis: str) -> torch.Tensor:
         """As of `Communicator`."""
         made = tensor.clone(memory_format=torch.contiguous_format)
-        with self._watching("broadcast", axis):
+        with self.watching("broadcast", axis):
             dist.broadcast(made, group=self.groups[axis], group_src=source)
         return made
 
@@ -108,7 +108,7 @@ class Groups:
 
     def recv(self, like: torch.Tensor, source: int, axis: str, key: str) -> torch.Tensor:
         """As of `Communicator`."""
-        with self._watching(f"recv of {key}", axis):
+        with self.watching(f"recv of {key}", axis):
             dist.recv(like, group=self.groups[axis], group_src=source, tag=_tag(key))
         return like
 
@@ -116,7 +116,7 @@ class Groups:
         """Compare notes with all ranks of the mesh. Raises: SmeltError (S0643) on all where one differs."""
         number = zlib.crc32(said.encode())
         ends = torch.tensor([number, -number])
-        with self._watching("comparing notes", ""):
+        with self.watching("comparing notes", ""):
             dist.all_reduce(ends, dist.ReduceOp.MAX)
         if ends[0] == number and ends[1] == -number:
             return
@@ -125,8 +125,8 @@ class Groups:
         raise disagreement(told)
 
     @contextmanager
-    def _watching(self, what: str, axis: str) -> Iterator[None]:
-        """Make of an error in a collective one that says which rank is missing."""
+    def watching(self, what: str, axis: str) -> Iterator[None]:
+        """Make of an error in a collective one that says which rank is missing. Raises: SmeltError (S0644)."""
         self._done += 1
         try:
             yield

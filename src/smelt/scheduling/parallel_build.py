@@ -18,6 +18,7 @@ from smelt.parallel.module import PartedForward, divide_state, whole_program
 from smelt.parallel.parted import Parted
 from smelt.parallel.pipeline import Pipelined, staged
 from smelt.parallel.proof import Optimizer, Proof, prove, sgd
+from smelt.parallel.state import Layout, lay_out
 from smelt.scheduling import copying
 from smelt.scheduling.parallel_steps import marks_of
 from smelt.scheduling.state import State
@@ -69,7 +70,11 @@ def _on_rank(
     ties = {name: group[0] for group in copying.ties(module) for name in group}
     forward = PartedForward(module, state.build, mesh, rank, marks, ties, with_, Options.make())
     part = forward.prepare(_examples(state) if args is None else args, kwargs or {})
+    stages = next((mark.axis for mark in marks if isinstance(mark, Pipeline)), None)
+    layout = Layout.of(module, part, with_, stages) if isinstance(with_, Groups) else None
     divide_state(module, part, forward.owned(part))
+    if layout is not None:
+        lay_out(module, layout)
     module.__dict__["forward"] = forward
     return module, part
 
