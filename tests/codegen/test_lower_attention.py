@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import smelt
 from smelt._torch import shim
 from smelt.codegen.lower import Lowered
 from smelt.diag import Options
@@ -85,3 +86,23 @@ graph f(%q: f32[4, 6, 8], %k: f32[4, 6, 8], %v: f32[4, 6, 5]) -> f32[4, 6, 5] {
 def test_missing_symbols(name: str) -> None:
     with shim.hidden(name):
         assert check(attention(""), operands()).report.counts == {"dispatcher": 1}
+
+
+@pytest.mark.parametrize("sizes", [(2, 0, 6, 4), (0, 2, 6, 4), (2, 2, 0, 4), (2, 2, 6, 0), (0, 6, 4)])
+@pytest.mark.parametrize("trains", [False, True])
+def test_of_nothing(sizes: tuple[int, ...], trains: bool) -> None:
+    """The library's kernel divides by the number of heads; eager returns before it comes there."""
+
+    def f(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True) * 2 + 1
+
+    compiled = smelt.compile(f)
+    inputs = [[normal(*sizes, seed=i).requires_grad_(trains) for i in range(2)] for _ in range(2)]
+    for _ in range(2):
+        want, got = f(*inputs[0]), compiled(*inputs[1])
+        torch.testing.assert_close(got, want)
+        if trains:
+            want.sum().backward()
+            got.sum().backward()
+    for x, y in zip(*inputs, strict=True):
+        torch.testing.assert_close(y.grad, x.grad)

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.forked import smelt_forks
+from tests.parallel.gloo import run
 
-_HEAD = """
-import datetime, json, os, sys, traceback
-import torch, torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-import smelt
-
+_MODEL = """
 
 class Model(nn.Module):
     def __init__(self):
@@ -50,39 +43,11 @@ def train(module, args, local=lambda x: x):
         optimizer.step()
         losses.append(loss.item())
     return losses
-
-
-def ranks(count, program, timeout=30):
-    # Forks of a process that has computed nothing: each rank writes its answer, or its error, to a pipe.
-    found = []
-    for rank in range(count):
-        read, write = os.pipe()
-        child = os.fork()
-        if not child:
-            os.close(read)
-            try:
-                torch.set_num_threads(1)
-                dist.init_process_group(
-                    "gloo", init_method="file://" + os.path.abspath(f"store_{program.__name__}"), rank=rank,
-                    world_size=count, timeout=datetime.timedelta(seconds=timeout),
-                )
-                answer = program(rank)
-                dist.barrier()
-            except BaseException as error:
-                answer = [type(error).__name__, getattr(error, "code", ""), str(error)]
-            os.write(write, json.dumps(answer).encode())
-            os._exit(0)
-        os.close(write)
-        found.append((child, os.fdopen(read)))
-    answers = [json.loads(pipe.read() or "null") for _, pipe in found]
-    for child, _ in found:
-        os.waitpid(child, 0)
-    return answers
 """
 
 
 def _run(code: str, folder: Path) -> list[object]:
-    return json.loads(smelt_forks().run(_HEAD + code, folder, timeout_s=300).strip().splitlines()[-1])
+    return run(_MODEL + code, folder)
 
 
 def test_two_ranks_train_as_one(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ def attention_is_flash(
 ) -> bool:
     """Whether eager would run its flash kernel for these operands (only their sizes, strides and dtypes matter)."""
     op = _operator("aten", "_fused_sdp_choice")
-    if op is None:
-        return False
+    if op is None or not all(x.numel() for x in (query, key, value)):
+        return False  # eager returns before it comes to the kernel, which divides by the number of heads
     return bool(op(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa) == _FLASH)
 
 

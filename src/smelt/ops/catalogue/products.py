@@ -43,6 +43,8 @@ def takes_flash_attention(call: Call) -> bool:
     types = [query, key, value, *([mask] if mask is not None else [])]
     if query.device != "cpu" or any(not t.is_static for t in types) or query.rank != 4:
         return False
+    if not query.numel or not key.numel or not value.numel:
+        return False  # eager returns before it comes to the kernel, which divides by the number of heads
     choose = find_overload("aten._fused_sdp_choice.default")
     if choose is None or not isinstance(call["dropout_p"], (int, float)):
         return False
