@@ -114,6 +114,7 @@ class PartedForward:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         args, given = self._positional(args, kwargs)
         entry, inputs = self._found(args, given)
+        inputs = _row_major(entry, inputs)
         if entry.pipe is not None:
             return entry.signature.rebuild(self._piped(entry.pipe, inputs), args, given)
         state = [self._state(entry, kind, path) for kind, path in entry.places]
@@ -155,7 +156,7 @@ class PartedForward:
         """Forward and backward of a batch, from the first result that is one number; gradients are added to `.grad`."""
         args, given = self._positional(args, kwargs)
         entry, inputs = self._found(args, given)
-        pipe = entry.pipe
+        pipe, inputs = entry.pipe, _row_major(entry, inputs)
         if pipe is None:
             result = self(*args, **given)
             loss_of(tensors_in(result)).backward()
@@ -294,6 +295,12 @@ class PipeNode(torch.autograd.Function):
         pipe.run(call, [a for a in actions if a.is_backward], ctx.state, keeps=True)
         pipe.tie(call)
         return (None, None, None, None, None, *(call.sums.get(path) for path in ctx.trained))
+
+
+def _row_major(entry: Entry, inputs: Sequence[Any]) -> list[Any]:
+    """A call's arguments, shares of them in the order of memory that their programs have them in."""
+    names = zip(entry.whole_inputs, inputs, strict=True)
+    return [x.contiguous() if name in entry.part.inputs and isinstance(x, torch.Tensor) else x for name, x in names]
 
 
 def loss_of(outputs: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -42,6 +42,7 @@ from smelt.ir import (
 from smelt.ops import collectives as dist
 from smelt.ops.catalogue import record_of
 from smelt.ops.catalogue.sharding import FORMS, correspondences_of
+from smelt.ops.catalogue.sharding.terms import laid_out, without_gaps
 from smelt.ops.catalogue.sharding.terms import results as result_types
 from smelt.ops.effects import alias_of, effects
 from smelt.ops.lowering import GraphEmitter
@@ -59,6 +60,7 @@ from smelt.ops.placements import (
 )  # fmt: skip
 from smelt.ops.record import Trait
 from smelt.ops.registry import arguments_of, as_call, schema_of
+from smelt.parallel.retyping import types_of
 from smelt.rewrite import Rewriter
 
 _TOO_MUCH = 1e15  # times what is sent: where anything else can be done, it is
@@ -289,9 +291,14 @@ class _Partitioner:
 
     def _as_it_is(self, node: Node) -> None:
         """The node on whole tensors, by every rank."""
-        args = tuple(map_values(a, self._whole_arg) for a in node.args)
-        kwargs = {k: map_values(a, self._whole_arg) for k, a in node.kwargs.items()}
-        made = _named(self.builder.add(node.op, args, [r.type for r in node.results], kwargs), node)
+        whole = self._whole_arg if not effects(node).rng else self._drawn_with
+        args = tuple(map_values(a, whole) for a in node.args)
+        kwargs = {k: map_values(a, whole) for k, a in node.kwargs.items()}
+        given = [v for arg in (*args, *kwargs.values()) for v in values_in(arg)]
+        types: Sequence[Type] = [r.type for r in node.results]
+        if [v.type for v in given] != [v.type for v in node.operands()]:
+            types = types_of(node, args, kwargs)
+        made = _named(self.builder.add(node.op, args, types, kwargs), node)
         for result, value in zip(node.results, made.results, strict=True):
             if isinstance(result.type, TensorType):
                 self._set(result, value, WHOLE)
@@ -483,6 +490,13 @@ class _Partitioner:
                 return self._whole_tuple(value, made, places)
             return made
         return self.plain[value]
+
+    def _drawn_with(self, value: Value) -> Arg:
+        """What decides how many random numbers are drawn, in the program's order of memory."""
+        made = self._whole_arg(value)
+        if isinstance(made, Value) and isinstance(value.type, TensorType) and made.type != value.type:
+            return laid_out(self.emitter, made, value.type)
+        return made
 
     def _whole_tuple(self, value: Value, made: Value, places: Sequence[Placement]) -> Arg:
         if any(isinstance(at, Rows | Order) for at in places):
@@ -684,9 +698,24 @@ class _Partitioner:
 
     def _attempt(self, node: Node, lead: Sequence[Arg], firsts: Sequence[Arg], guess: Sequence[Placement]) -> Node:
         args = [map_values(a, self._whole_arg) for a in lead]
-        args += [self.arg(arg, at) for arg, at in zip(firsts, guess, strict=True)]
-        types = [self.local_type(r.type, at) for r, at in zip(node.results, guess, strict=True)]
+        types = [self._carried_type(r.type, at) for r, at in zip(node.results, guess, strict=True)]
+        args += [self._fitted(arg, at, to) for arg, at, to in zip(firsts, guess, types, strict=True)]
         return _named(self.builder.add(node.op, args, types, node.kwargs), node)
+
+    def _carried_type(self, type_: Type, at: Placement) -> Type:
+        """The type of what branches and loops hand on: without gaps in memory."""
+        local = self.local_type(type_, at)
+        is_whole = isinstance(local, TensorType) and local.is_static
+        return without_gaps(local) if is_whole and isinstance(local, TensorType) else local
+
+    def _fitted(self, arg: Arg, at: Placement, type_: Type | None) -> Arg:
+        """An argument in a placement, in the memory order of a type."""
+        made = self.arg(arg, at)
+        is_other = isinstance(made, Value) and isinstance(type_, TensorType) and made.type != type_
+        if is_other and isinstance(made, Value) and isinstance(type_, TensorType) and type_.is_static:
+            same = isinstance(made.type, TensorType) and made.type.shape == type_.shape
+            return laid_out(self.emitter, made, type_) if same else made
+        return made
 
     def _regions(self, node: Node, made: Node, guess: Sequence[Placement]) -> list[Placement]:
         """Write the regions; how what they hand on has to lie."""
@@ -702,14 +731,17 @@ class _Partitioner:
                     has = self.placement(arg) if isinstance(arg, Value) else WHOLE
                     if not is_test and node.op != "if" and has != at and not isinstance(at, Replicate):
                         found[i] = WHOLE
-                inner.set_yields(tuple(self.arg(arg, at) for arg, at in zip(region.yields, wanted, strict=True)))
+                types = [made.results[i].type for i in range(len(guess))] if not is_test else [None] * len(wanted)
+                given = zip(region.yields, wanted, types, strict=True)
+                inner.set_yields(tuple(self._fitted(arg, at, to) for arg, at, to in given))
         return found
 
     def _params(self, region: Region, inner: Region, guess: Sequence[Placement]) -> None:
         lead = len(region.params) - len(guess)
         for i, param in enumerate(region.params):
             at = guess[i - lead] if i >= lead else WHOLE
-            made = self._param(inner, param, at)
+            made = self.builder.add_param(inner, "", self._carried_type(param.type, at))
+            made.name = param.name
             self._known(param, made, at)
 
 

@@ -23,7 +23,6 @@ from smelt.diag import SmeltError, Span
 from smelt.ir import (
     STATE_OPS,
     Arg,
-    Device,
     Graph,
     Node,
     Region,
@@ -35,6 +34,7 @@ from smelt.ir import (
     values_in,
 )
 from smelt.ops import collectives as dist
+from smelt.ops.catalogue.sharding.terms import ones_in_order, without_gaps
 from smelt.ops.collectives import shard_of
 from smelt.ops.effects import alias_of, effects
 from smelt.ops.lowering import GraphEmitter
@@ -44,6 +44,7 @@ from smelt.parallel.balance import Loads, balanced, loads_of, users_of
 from smelt.parallel.marks import Batch, Cut, Mark, Pipeline
 from smelt.parallel.parted import batches
 from smelt.parallel.partition import partition
+from smelt.parallel.retyping import clone_with_types
 from smelt.rewrite import Rewriter
 
 TIME = "microbatch"
@@ -203,8 +204,7 @@ def spell_dropout(graph: Graph) -> None:
         type_ = node.result.type
         assert isinstance(type_, TensorType)
         with rewriter.builder.at(node):
-            ones = emitter.call("aten.ones.default", type_.sizes, dtype=type_.dtype, device=Device(type_.device))
-            noise = emitter.call("aten.dropout.default", ones, call["p"], True)
+            noise = emitter.call("aten.dropout.default", ones_in_order(emitter, type_), call["p"], True)
             rewriter.replace_node(node, (emitter.call("aten.mul.Tensor", call["input"], noise),))
 
 
@@ -388,7 +388,8 @@ def _crossings(
             targets = sorted({number[u] for u in users_of(value) if u in number and number[u] > number[node]})
             if targets:
                 assert isinstance(value.type, TensorType)
-                found[value.name] = Crossing(value.name, value.type, number[node], tuple(targets), value in active)
+                type_ = without_gaps(value.type)
+                found[value.name] = Crossing(value.name, type_, number[node], tuple(targets), value in active)
     return found
 
 
@@ -426,14 +427,15 @@ def _stage(
             continue
         if isinstance(value.owner, Region) and value.owner is not graph.body:
             continue
-        copied = Value(value.name, value.type, made.body)
+        of_other = crossings.get(value.name) if value.node is not None else None
+        copied = Value(value.name, of_other.type if of_other is not None else value.type, made.body)
         made.body.params.append(copied)
         mapping[value] = copied
         kind = "value" if value.node is not None else "given" if value.name.startswith("given_") else "input"
         inputs.append((kind, value.name))
     for node in graph.body:
         if node in needed:
-            made.body.insert(clone_node(node, mapping))
+            made.body.insert(clone_with_types(node, mapping))
     made.body.set_yields(tuple(map_values(arg, lambda v: mapping[v]) for arg in yields))
     _own_memory(made)
     return Stage(k, made, inputs, gives, results, begins=own[0].scope if own else "")

@@ -18,7 +18,7 @@ import torch
 from smelt.compiler.trainable import Native
 from smelt.compiler.unit import machine_code
 from smelt.diag import Options
-from smelt.ir import STATE_OPS, Graph, Value
+from smelt.ir import STATE_OPS, Graph, TensorType, Value
 from smelt.ops import collectives as dist
 from smelt.ops.collectives import Communicator, communicating, communicator, part_of, whole_of
 from smelt.ops.convert import dtype_to_torch
@@ -191,7 +191,7 @@ class Pipe:
             crossing = self.plan.crossings[name]
             for target in sorted({t % self.ranks for t in crossing.targets}):
                 if target == self.rank:
-                    call.values[name, m] = value
+                    call.values[name, m] = _as_typed(value, crossing.type)
                 else:
                     communicator().send(value, target, self.axis, f"{name}/{m}")
         for number, place in code.stage.results.items():
@@ -206,7 +206,8 @@ class Pipe:
         if key not in call.values:
             crossing = self.plan.crossings[name]
             like = torch.empty(crossing.type.sizes, dtype=dtype_to_torch(crossing.type.dtype))
-            call.values[key] = communicator().recv(like, crossing.source % self.ranks, self.axis, f"{name}/{m}")
+            got = communicator().recv(like, crossing.source % self.ranks, self.axis, f"{name}/{m}")
+            call.values[key] = _as_typed(got, crossing.type)
         return call.values[key]
 
     def _backward(self, call: _Call, code: _Code, m: int) -> None:
@@ -322,3 +323,11 @@ class Pipe:
                     added = one if added is None else added + one
                 assert added is not None
                 call.sums[path] = added
+
+
+def _as_typed(tensor: torch.Tensor, type_: TensorType) -> torch.Tensor:
+    """A tensor with the strides that native code expects."""
+    if tensor.stride() == type_.steps:
+        return tensor
+    made = torch.empty_strided(type_.sizes, type_.steps, dtype=tensor.dtype)
+    return made.copy_(tensor)

@@ -13,7 +13,7 @@ from smelt.ir import Arg, DType, Node, TensorType, Value
 from smelt.ops import collectives as dist
 from smelt.ops.catalogue.sharding import experts
 from smelt.ops.catalogue.sharding.forming import Form, Parting, call_of, device_of, divided
-from smelt.ops.catalogue.sharding.terms import dims_arg, sizes_of
+from smelt.ops.catalogue.sharding.terms import dims_arg, ones_in_order, sizes_of
 from smelt.ops.lowering import GraphEmitter
 from smelt.ops.placements import WHOLE, Partial, Placement, Replicate, Rows, Shard, offsets
 
@@ -208,8 +208,7 @@ def _dropout(part: Parting, node: Node) -> Sequence[tuple[Value, Placement]] | N
 def _noise(part: Parting, type_: TensorType, p: Arg, at: Shard) -> Value:
     """This rank's part of what dropout multiplies with."""
     b = part.emitter
-    ones = b.call("aten.ones.default", type_.sizes, dtype=type_.dtype, device=device_of(type_))
-    noise = b.call("aten.dropout.default", ones, p, True)
+    noise = b.call("aten.dropout.default", ones_in_order(b, type_), p, True)
     return b.call(dist.SHARD, noise, at.dim, at.sizes, at.blocks, part.rank, part.axis)
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from smelt.ir import Arg, Node, TensorType, TupleType, Value
+from smelt.ir import Arg, Device, Node, TensorType, TupleType, Value
 from smelt.ops.placements import Dim, Dims, LocalArguments
+from smelt.ops.record import Emitter
+from smelt.ops.shapes.pointwise import is_dense, pointwise_strides
+from smelt.ops.shapes.views import Layout
 
 
 def tensors(node: Node) -> list[TensorType]:
@@ -63,3 +66,35 @@ def said(name: str) -> LocalArguments:
         return {name: made[0]}
 
     return local
+
+
+def laid_out(b: Emitter, value: Value, type_: TensorType) -> Value:
+    """A value without gaps in memory, its dimensions in the order of a type's: random numbers are drawn in that one."""
+    order = _order(type_)
+    if order == tuple(range(len(order))):
+        return b.call("aten.contiguous.default", value)
+    return _back(b, b.call("aten.contiguous.default", b.call("aten.permute.default", value, order)), order)
+
+
+def ones_in_order(b: Emitter, type_: TensorType) -> Value:
+    """Ones in such an order."""
+    order = _order(type_)
+    sizes = tuple(type_.sizes[i] for i in order)
+    made = b.call("aten.ones.default", sizes, dtype=type_.dtype, device=Device(type_.device))
+    return made if order == tuple(range(len(order))) else _back(b, made, order)
+
+
+def without_gaps(type_: TensorType) -> TensorType:
+    """The type itself, or a row-major one where it has gaps in memory, or elements of one place."""
+    if is_dense(Layout(type_.sizes, type_.steps)):
+        return type_
+    return TensorType(type_.dtype, type_.sizes, None, type_.device)
+
+
+def _order(type_: TensorType) -> tuple[int, ...]:
+    steps = pointwise_strides([Layout(type_.sizes, type_.steps)], type_.sizes)
+    return tuple(sorted(range(len(steps)), key=lambda i: -steps[i]))
+
+
+def _back(b: Emitter, value: Value, order: Sequence[int]) -> Value:
+    return b.call("aten.permute.default", value, tuple(order.index(i) for i in range(len(order))))

@@ -146,6 +146,38 @@ def _expanded(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
     return Correspondence((operand, *others), (result,), linear=_ALL, local=said(name) if name else None)
 
 
+def _repeated(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
+    """`repeat`: copies side by side, of each of which a rank has its part."""
+    repeats = call.get("repeats")
+    if not is_known(node) or not isinstance(repeats, tuple):
+        return None
+    shift = len(repeats) - len(tensors(node)[0].sizes)
+    counts = [r if type(r) is int else 0 for r in repeats]
+    if shift < 0 or 0 in counts:
+        return None
+    operand = tuple(Dim(f"d{i}") for i in range(shift, len(counts)))
+    result = tuple(None if i < shift else Dim(f"d{i}", 1, count) for i, count in enumerate(counts))
+    return Correspondence((operand,), (result,), linear=_ALL)
+
+
+def _each_repeated(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
+    """`repeat_interleave` by a number: as many copies of each element, one behind the other."""
+    count = call.get("repeats")
+    if not is_known(node) or type(count) is not int or count < 1:
+        return None
+    rank = len(tensors(node)[0].sizes)
+    at = dims_arg(call.get("dim"), rank)
+    if at is None or len(at) != 1 or call.get("dim") is None:
+        return None
+    dims = numbered(rank)
+    result = tuple(Dim(d.label, count) if i == at[0] and d is not None else d for i, d in enumerate(dims))
+
+    def local(operands: Sequence[tuple[int, ...]], made: Sequence[tuple[int, ...]]) -> Mapping[str, Arg]:
+        return {"output_size": made[0][at[0]]} if call.get("output_size") is not None else {}
+
+    return Correspondence((dims,), (result,), linear=_ALL, local=local)
+
+
 def _dropped(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
     """Dimensions of one element come or go: `squeeze`, `unsqueeze`."""
     if not is_known(node):
@@ -333,7 +365,8 @@ RULES = MappingProxyType({
     "aten.view.default": _reshaped("size"), "aten.reshape.default": _reshaped("shape"),
     "aten._unsafe_view.default": _reshaped("size"), "aten.flatten.using_ints": _reshaped(None),
     "aten.unflatten.int": _unflattened, "aten.expand.default": _expanded, "aten.expand_as.default": _expanded,
-    "aten.broadcast_to.default": _expanded, "aten.squeeze.dim": _dropped,
+    "aten.broadcast_to.default": _expanded, "aten.repeat.default": _repeated,
+    "aten.repeat_interleave.self_int": _each_repeated, "aten.squeeze.dim": _dropped,
     "aten.unsqueeze.default": _dropped, "aten.select.int": _selected, "aten.slice.Tensor": _sliced,
     "aten.narrow.default": _narrowed, "aten.cat.default": _joined, "aten.stack.default": _stacked,
     "aten.flip.default": _flipped, "aten.roll.default": _flipped, "aten.pad.default": _padded,
