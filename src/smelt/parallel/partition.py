@@ -619,7 +619,7 @@ class _Partitioner:
             return self._unpacked_again(value, node)
         args = tuple(map_values(a, self._whole_arg) for a in node.args)
         kwargs = {k: map_values(a, self._whole_arg) for k, a in node.kwargs.items()}
-        made = self.builder.add(node.op, args, [r.type for r in node.results], kwargs)
+        made = self.builder.add(node.op, args, types_of(node, args, kwargs), kwargs)
         for result, one in zip(node.results, made.results, strict=True):
             if result is not value and result in self.placed:
                 self.placed[result].forms.setdefault(WHOLE, one)
