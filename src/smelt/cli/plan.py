@@ -40,10 +40,11 @@ def plan(
     flops: Annotated[str | None, typer.Option(help="A rank's operations a second in products: 300T.")] = None,
     memory: Annotated[str | None, typer.Option(help="A rank's memory bandwidth: 2000GB/s.")] = None,
     link: Annotated[
-        list[str] | None, typer.Option(help="Latency and bandwidth, of an axis or of all: tp=5us,200GB/s. Repeatable.")
+        list[str] | None,
+        typer.Option(help="Latency and bandwidth, of an axis or of all: tp=5us,200GB/s."),
     ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="Measure kernels and links here, once; kept on disk.")
+        bool, typer.Option("--measure/--no-measure", help="Measure kernels and links here, once; cached on disk.")
     ] = True,
     threads: Annotated[int, typer.Option(min=1, help="Of a rank, where kernels are measured.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print it as JSON instead of text.")] = False,
@@ -118,7 +119,7 @@ def _figures(flops: str | None, memory: str | None, links: list[str], measure: b
         given["update_ns"] = 28 / given["memory_gbps"]
     kernels = Kernels(**{**{k: getattr(found.kernels, k) for k in Kernels.__dataclass_fields__}, **given})
     told = [found.origin] if len(given) < 5 or "" not in named else []
-    told += [text for text in (", ".join(given) and "kernels given", named and "links given") if text]
+    told += [text for text in (", ".join(given) and "kernels as you say", named and "links as you say") if text]
     return Figures(kernels, {**found.links, **named}, ", ".join(told))
 
 

@@ -20,7 +20,7 @@ def text_of(found: Forecast, width: int = 72) -> str:
         f"at most {text_of_bytes(found.worst.memory.peak)} on a rank",
         f"predicted from {found.figures}",
         "",
-        f"{'ranks':>6}  {'place':<26}{'parameters':>11}{'gradients':>11}{'optimizer':>11}{'saved':>10}{'peak':>10}"
+        f"{'ranks':>6}  {'position':<26}{'parameters':>11}{'gradients':>11}{'optimizer':>11}{'saved':>10}{'peak':>10}"
         f"{'compute':>9}{'exchange':>9}{'idle':>6}",
     ]
     for kin in found.kinds[:_SHOWN]:

@@ -67,7 +67,11 @@ def page(
         "<h2>Links, bytes a step</h2>", _links(links),
     ]  # fmt: skip
     if part is not None:
-        parts += [f"<h2>The graph of rank {part.rank}, and how each value lies</h2>", _legend(), _graph(part, stages)]
+        parts += [
+            f"<h2>The graph of rank {part.rank}, and the placement of each value</h2>",
+            _legend(),
+            _graph(part, stages),
+        ]
     return (
         f'<!doctype html>\n<html lang=en><head><meta charset=utf-8><meta http-equiv="Content-Security-Policy" '
         f'content="{_POLICY}"><meta name=viewport content="width=device-width, initial-scale=1">'
@@ -198,7 +202,7 @@ def _legend() -> str:
 def _graph(part: Parted, stages: Mapping[str, int]) -> str:
     axes = [axis for axis in part.mesh.names if any(axis in one for one in part.placements.values())]
     rows = [_row(part, node, axes, stages) for node in part.graph.walk() if node.op not in STATE_OPS]
-    head = "<tr>" + ("<th>stage" if stages else "") + "<th>value<th>operator<th>of<th>lies<th>module<th>line"
+    head = "<tr>" + ("<th>stage" if stages else "") + "<th>value<th>operator<th>of<th>placement<th>module<th>line"
     more = f"<p>and {len(rows) - _ROWS} more</p>" if len(rows) > _ROWS else ""
     return f"<table class=g>{head}{''.join(rows[:_ROWS])}</table>{more}"
 

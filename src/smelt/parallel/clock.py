@@ -21,7 +21,7 @@ from smelt.parallel.simulate import receivers
 
 EXCHANGE, SEND, RECV, WAIT = "collective", "send", "recv", "wait"
 _SIGNS = {EXCHANGE: "=", SEND: ">", RECV: "<", WAIT: ".", "update": "U"}
-LEGEND = "F forward, B backward, U update, = collective, > send, < message on its way, . waiting"
+LEGEND = "F forward, B backward, U update, = collective, > send, < message in transit, . waiting"
 LEGEND_PIPE = (
     "A B C ... forward of each microbatch, a b c ... backward, U update, = collective, > send, < message, . waiting"
 )

@@ -95,7 +95,7 @@ class PartedForward:
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Parted:
         """Make ready for calls of which these are the whole arguments, those of all ranks together."""
         args, kwargs = self._positional(args, kwargs)
-        whole = whole_program(self.copy, args, kwargs, self._flags())
+        whole = whole_program(self.copy, args, kwargs, self.flags())
         self._agree(_told_of(whole.graph, self.mesh, self.marks))
         part = parted(whole.graph, self.mesh, self.rank, self.marks, self.ties)
         graph, places, unseen = flat(part.graph)
@@ -105,7 +105,7 @@ class PartedForward:
         entry.pipe = self._pipe(part, whole.graph)
         inputs = whole.signature.flatten(args, kwargs)
         local = [self._local_input(part, v.name, x) for v, x in zip(whole.graph.inputs, inputs, strict=True)]
-        self._entries[_key(local, whole.signature, self._flags())] = entry
+        self._entries[_key(local, whole.signature, self.flags())] = entry
         return part
 
     def _local_input(self, part: Parted, name: str, whole: Any) -> Any:
@@ -207,7 +207,7 @@ class PartedForward:
         return self._tensor(path)
 
     def _found(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Entry, list[Any]]:
-        flags = self._flags()
+        flags = self.flags()
         for number, (key, entry) in enumerate(self._entries.items()):
             inputs = _fitting(entry.signature, args, kwargs)
             if inputs is not None and _key(inputs, entry.signature, flags) == key:
@@ -247,7 +247,8 @@ class PartedForward:
         """A call in one spelling: by position as far as the signature goes."""
         return positional(self.parameters, args, kwargs)
 
-    def _flags(self) -> tuple[bool, ...]:
+    def flags(self) -> tuple[bool, ...]:
+        """The modules' `training`."""
         return tuple(module.training for module in self.module.modules())
 
 

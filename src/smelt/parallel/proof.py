@@ -12,15 +12,16 @@ from typing import Any
 
 import torch
 
-from smelt.diag import Span, VerifyError
+from smelt.diag import SmeltError, Span, VerifyError
 from smelt.ops.collectives import whole_of
 from smelt.ops.placements import Shard
 from smelt.parallel.clock import Clock
+from smelt.parallel.differs import first_gradient, first_value, told
 from smelt.parallel.events import Memory
 from smelt.parallel.figures import TYPICAL, Figures
 from smelt.parallel.measures import measured
 from smelt.parallel.mesh import Mesh
-from smelt.parallel.module import Copy, PartedForward, mapped, positional, tensors_in
+from smelt.parallel.module import Copy, PartedForward, mapped, positional, tensors_in, whole_program
 from smelt.parallel.parted import Parted
 from smelt.parallel.pipeline import stages_of
 from smelt.parallel.simulate import World
@@ -78,7 +79,7 @@ class Proof:
         rows = [
             f"{self.mesh.size} ranks ({self.mesh}) agree with the model: {self.compared} values in {self.steps} "
             f"step{'s' * (self.steps != 1)}, largest relative error {self.error:.1e} ({self.worst})",
-            f"{'rank':>5}  {'place':<16}{'parameters':>12}{'saved':>12}{'peak':>12}{'idle':>7}  sent a step",
+            f"{'rank':>5}  {'position':<16}{'parameters':>12}{'saved':>12}{'peak':>12}{'idle':>7}  sent a step",
         ]
         for number, one in enumerate(self.ranks[:_SHOWN]):
             sent = ", ".join(
@@ -158,8 +159,13 @@ def prove(
         found = world.run(rank_program)
     finally:
         torch.set_rng_state(numbers)
-    proof = _compared(mesh, wanted, found, [part for _, part in ranks], tolerance)
-    forwards = [_forward_of(module) for module, _ in ranks]
+    parts, forwards = [part for _, part in ranks], [_forward_of(module) for module, _ in ranks]
+    try:
+        proof = _compared(mesh, wanted, found, parts, tolerance)
+    except VerifyError as error:
+        raise _explained(
+            error, copy, forwards[0], parts, (wanted[0], [one[0] for one in found]), args, kwargs, tolerance
+        ) from None
     proof.clock, memories = measured(mesh, forwards, [updates.get(r) for r in range(mesh.size)], figures)
     proof.links, proof.figures, proof.part = world.links, figures, ranks[0][1]
     pipe = forwards[0].entries[0].pipe
@@ -343,6 +349,60 @@ def _error(one: torch.Tensor, want: torch.Tensor, scale: float) -> float:
     if not bool((both | same).all()):
         return float("inf")
     return float(torch.where(both, one - want, torch.zeros_like(want)).abs().max()) / max(scale, 1e-30)
+
+
+def _explained(
+    error: VerifyError, copy: Copy, forward: PartedForward, parts: Sequence[Parted],
+    first: tuple[Snapshot, Sequence[Snapshot]], args: tuple[Any, ...], kwargs: Mapping[str, Any], tolerance: float,
+) -> VerifyError:  # fmt: skip
+    """The error with the first value that differs, and the step that is about it. first: the snapshots of step 1."""
+    numbers = torch.get_rng_state()
+    try:
+        args, given = positional(forward.parameters, args, kwargs)
+        whole = whole_program(copy, args, given, forward.flags())
+        found = first_value(whole, parts, args, given, forward.marks, forward.ties, _SEED, tolerance)
+        gradient = (
+            None
+            if found is not None
+            else first_gradient(whole.graph, _wrong_gradients(parts, *first, tolerance), forward.marks, forward.ties)
+        )
+    except SmeltError as failure:
+        error.add_note(f"where it begins cannot be told: {failure.what}")
+        return error
+    finally:
+        torch.set_rng_state(numbers)
+    if found is not None:
+        what, notes = f"the first value that differs is {found.what}", found.notes
+    elif gradient is not None:
+        found, notes = gradient[1], (f"all values of forward agree; {gradient[1].what}",)
+        what = f"the first gradient that differs is that of {gradient[0]}"
+    else:
+        notes = (
+            "values and gradients of step 1 agree; what follows from them on one rank differs: an optimizer that "
+            "looks at a whole tensor, or the order of sums, or, with stages, what they exchange",
+        )
+        what = error.what
+    step = found.step if found is not None else None
+    line = f"the model's line is {found.line}; " if found is not None and found.line is not None else ""
+    seen = "" if what == error.what else f"; seen as {error.what}"
+    return VerifyError(
+        what, step.where if step is not None else None, why=f"{line}{error.why}{seen}", code="S0621", fix=error.fix,
+        notes=(*((told(step),) if step is not None else ()), *notes),
+    )  # fmt: skip
+
+
+def _wrong_gradients(
+    parts: Sequence[Parted], want: Snapshot, own: Sequence[Snapshot], tolerance: float
+) -> list[str]:  # fmt: skip
+    """The parameters whose gradients differ."""
+    found = []
+    for name, value in want.gradients.items():
+        pieces = {r: x for r, one in enumerate(own) if (x := one.gradients.get(name)) is not None}
+        got = assembled(parts[0].mesh, pieces, parts[0].state_of(name)) if pieces else []
+        scale = max(value.abs().max().item() if value.numel() else 0.0, 1e-30)
+        if not got or any(one.shape != value.shape or _error(one, value, scale) > tolerance for one in got):
+            found.append(name)
+    return found
 
 
 def _differs(what: str, why: str, where: Span | None = None) -> VerifyError:
