@@ -74,13 +74,13 @@ class Trainable:
         recomputed: Collection[Span] = (),
         unseen: Collection[str] = (),
         is_backward: bool = False,
-        finish: Callable[[Graph], None] | None = None,
+        finish: Callable[[Joint], None] | None = None,
     ) -> None:
         self.graph, self.requires, self.options, self._code = graph, tuple(requires), options, code
         self._wrt = [value.name for value, is_wanted in zip(graph.inputs, requires, strict=True) if is_wanted]
         self._joint: Joint = joint_graph(graph, self._wrt, tells=True, memory_budget=options.memory_budget)
         if finish is not None:
-            finish(self._joint.graph)
+            finish(self._joint)
         self.differentiated = self._joint.differentiated
         if not is_backward:
             self._check_results()

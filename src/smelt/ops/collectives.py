@@ -28,7 +28,8 @@ from smelt.ops.record import Emitter
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "dist.all_reduce", "dist.all_gather", "dist.reduce_scatter"
 ALL_TO_ALL, ENTER, SHARD, BROADCAST = "dist.all_to_all", "dist.enter", "dist.shard", "dist.broadcast"
-COLLECTIVES = frozenset((ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST))
+START, WAIT = "dist.start_all_reduce", "dist.wait"
+COLLECTIVES = frozenset((ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST, START))
 """Those that send something."""
 
 
@@ -37,6 +38,14 @@ class Communicator(Protocol):
 
     def all_reduce(self, tensor: torch.Tensor, op: str, axis: str) -> torch.Tensor:
         """The sum, or maximum, over the ranks."""
+        ...
+
+    def start_all_reduce(self, tensor: torch.Tensor, op: str, number: int, axis: str) -> None:
+        """Begin one; the tensor may change at once. number: by which `wait` names it."""
+        ...
+
+    def wait(self, number: int, axis: str) -> torch.Tensor:
+        """What a sum that has begun gives."""
         ...
 
     def all_gather(self, tensor: torch.Tensor, shard: Shard, axis: str) -> torch.Tensor:
@@ -94,6 +103,15 @@ def communicator() -> Communicator:
 
 def all_reduce(tensor: torch.Tensor, op: str, axis: str) -> torch.Tensor:
     return communicator().all_reduce(tensor, op, axis)
+
+
+def start_all_reduce(tensor: torch.Tensor, op: str, number: int, axis: str) -> torch.Tensor:
+    communicator().start_all_reduce(tensor, op, number, axis)
+    return tensor.new_empty((0,))
+
+
+def wait(begun: torch.Tensor, sizes: Sequence[int], number: int, axis: str) -> torch.Tensor:
+    return communicator().wait(number, axis)
 
 
 def all_gather(
@@ -159,6 +177,20 @@ def _like(args: Sequence[Arg], dim: int | None = None, size: int = 0) -> tuple[T
 def same_type(args: Sequence[Arg]) -> tuple[Type, ...]:
     """The operand's, row-major."""
     return _like(args)
+
+
+def type_of_start(args: Sequence[Arg]) -> tuple[Type, ...]:
+    """A tensor of nothing: that it has begun."""
+    first = args[0]
+    assert isinstance(first, Value) and isinstance(first.type, TensorType)
+    return (TensorType(first.type.dtype, (0,), None, first.type.device),)
+
+
+def type_of_wait(args: Sequence[Arg]) -> tuple[Type, ...]:
+    """What has begun, in the sizes that are said."""
+    first, sizes = args[:2]
+    assert isinstance(first, Value) and isinstance(first.type, TensorType) and isinstance(sizes, tuple)
+    return (TensorType(first.type.dtype, tuple(n for n in sizes if isinstance(n, int)), None, first.type.device),)
 
 
 def type_of_entered(args: Sequence[Arg]) -> tuple[Type, ...]:

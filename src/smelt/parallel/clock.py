@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from smelt.diag import InternalError
-from smelt.parallel.events import BACKWARD, Event, Exchange, Recv, Send
+from smelt.parallel.events import BACKWARD, Event, Exchange, Finish, Recv, Send
 from smelt.parallel.figures import Figures, hops_and_bytes
 from smelt.parallel.simulate import receivers
 
@@ -119,6 +119,8 @@ class _Run:
         self.links: dict[tuple[int, int], int] = defaultdict(int)
         self.letters: dict[tuple[int, int, str], deque[float]] = defaultdict(deque)
         self.waiting: dict[tuple[str, tuple[int, ...]], set[int]] = defaultdict(set)
+        self.begun: dict[tuple[str, tuple[int, ...], int], dict[int, float]] = defaultdict(dict)
+        self.over: dict[tuple[int, str, int], float] = {}
 
     def run(self, is_pipe: bool) -> Clock:
         ready = deque(range(len(self.left)))
@@ -134,8 +136,13 @@ class _Run:
         while self.left[rank]:
             event = self.left[rank][0]
             if isinstance(event, Exchange):
-                if self.extents[event.axis] > 1:
+                if self.extents[event.axis] > 1 and not event.is_begun:
                     return freed + self._meet(rank, event)
+                if self.extents[event.axis] > 1:
+                    freed += self._begin(rank, event)
+            elif isinstance(event, Finish):
+                if self.extents[event.axis] > 1 and not self._finish(rank, event):
+                    return freed
             elif isinstance(event, Recv):
                 source = self.group(rank, event.axis)[event.source]
                 box = self.letters[source, rank, event.key]
@@ -168,6 +175,34 @@ class _Run:
         self._spend(rank, arrival - transfer - self.now[rank], WAIT)
         self._spend(rank, arrival - self.now[rank], RECV)
 
+    def _begin(self, rank: int, event: Exchange) -> list[int]:
+        """Begin a collective and go on; it is under way when all have begun. Who may have waited for that."""
+        members = tuple(self.group(rank, event.axis))
+        came = self.begun[event.axis, members, event.number]
+        came[rank] = self.now[rank]
+        if len(came) < len(members):
+            return []
+        hops, nbytes = hops_and_bytes(event.kind, self.extents[event.axis], event.nbytes)
+        end = max(came.values()) + self.figures.link(event.axis).seconds(hops, nbytes)
+        for member in members:
+            self.over[member, event.axis, event.number] = end
+            self._sent(event.kind, members, member, nbytes)
+        came.clear()
+        return [member for member in members if member != rank]
+
+    def _finish(self, rank: int, event: Finish) -> bool:
+        """Wait for the end of what has begun; whether all others have begun it."""
+        end = self.over.pop((rank, event.axis, event.number), None)
+        if end is not None:
+            self._spend(rank, end - self.now[rank], EXCHANGE)
+        return end is not None
+
+    def _sent(self, kind: str, members: tuple[int, ...], member: int, nbytes: float) -> None:
+        if len(members) > 1:
+            others = receivers(kind, members, member)
+            for other in others:
+                self.links[member, other] += int(nbytes / len(others))
+
     def _meet(self, rank: int, event: Exchange) -> list[int]:
         """Come to a collective; the last one to come starts it."""
         members = tuple(self.group(rank, event.axis))
@@ -182,9 +217,6 @@ class _Run:
             self._spend(member, start - self.now[member], WAIT)
             self._spend(member, self.figures.link(event.axis).seconds(hops, nbytes), EXCHANGE)
             self.left[member].popleft()
-            if len(members) > 1:
-                others = receivers(event.kind, members, member)
-                for other in others:
-                    self.links[member, other] += int(nbytes / len(others))
+            self._sent(event.kind, members, member, nbytes)
         here.clear()
         return list(members)

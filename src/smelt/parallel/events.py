@@ -37,11 +37,23 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A collective along an axis. nbytes: its payload, as of `figures.hops_and_bytes`."""
+    """A collective along an axis. nbytes: its payload, as of `figures.hops_and_bytes`. is_begun: the rank goes on, up
+    to the `Finish` of the same number.
+    """
 
     kind: str
     axis: str
     nbytes: int
+    is_begun: bool = False
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """A collective that has begun is waited for."""
+
+    axis: str
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +76,7 @@ class Recv:
     nbytes: int
 
 
-Event: TypeAlias = Work | Exchange | Send | Recv
+Event: TypeAlias = Work | Exchange | Finish | Send | Recv
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +101,11 @@ def of_graph(graph: Graph, kernels: Kernels, phase: str, microbatch: int = 0) ->
     found: list[Event] = []
     seconds = 0.0
     for node in graph.walk():
-        if node.op in dist.COLLECTIVES:
+        if node.op in dist.COLLECTIVES or node.op == dist.WAIT:
             if seconds:
                 found.append(Work(seconds, phase, microbatch))
             seconds = 0.0
-            found.append(exchange_of(node))
+            found.append(finish_of(node) if node.op == dist.WAIT else exchange_of(node))
         else:
             seconds += kernels.seconds(node)
     if seconds:
@@ -105,8 +117,19 @@ def exchange_of(node: Node) -> Exchange:
     """A collective that is a node of a graph."""
     axis = node.args[-1]
     assert isinstance(axis, str)
+    if node.op == dist.START:
+        number = node.args[2]
+        assert isinstance(number, int)
+        return Exchange("all_reduce", axis, _nbytes(node.args[0]), is_begun=True, number=number)
     whole = node.result if node.op == dist.ALL_GATHER else node.args[0]
     return Exchange(node.op.removeprefix("dist."), axis, _nbytes(whole))
+
+
+def finish_of(node: Node) -> Finish:
+    """The end of a collective that has begun."""
+    number, axis = node.args[-2:]
+    assert isinstance(number, int) and isinstance(axis, str)
+    return Finish(axis, number)
 
 
 def _nbytes(arg: Arg) -> int:

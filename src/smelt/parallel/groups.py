@@ -52,6 +52,7 @@ class Groups:
         self.here = dict(zip(self.mesh.names, coordinate, strict=True))
         self.rank = self.mesh.rank_at(self.here)
         self._sent: list[tuple[Any, torch.Tensor]] = []
+        self._begun: dict[tuple[int, str], tuple[Any, torch.Tensor]] = {}
         self._done = 0  # collectives so far, of this rank
         self.groups = {axis: mesh.get_group(axis) for axis in self.mesh.names}
 
@@ -60,6 +61,20 @@ class Groups:
         made = tensor.clone(memory_format=torch.contiguous_format)
         with self.watching("all_reduce", axis):
             dist.all_reduce(made, getattr(dist.ReduceOp, op.upper()), self.groups[axis])
+        return made
+
+    def start_all_reduce(self, tensor: torch.Tensor, op: str, number: int, axis: str) -> None:
+        """As of `Communicator`."""
+        made = tensor.clone(memory_format=torch.contiguous_format)
+        with self.watching("all_reduce", axis):
+            work = dist.all_reduce(made, getattr(dist.ReduceOp, op.upper()), self.groups[axis], async_op=True)
+        self._begun[number, axis] = work, made
+
+    def wait(self, number: int, axis: str) -> torch.Tensor:
+        """As of `Communicator`."""
+        work, made = self._begun.pop((number, axis))
+        with self.watching("all_reduce", axis):
+            work.wait()
         return made
 
     def all_gather(self, tensor: torch.Tensor, shard: Shard, axis: str) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from smelt.autodiff import state_as_inputs
+from smelt.autodiff import Joint, state_as_inputs
 from smelt.compiler.trainable import Native, Trainable
 from smelt.compiler.unit import machine_code
 from smelt.diag import Options, SmeltError
@@ -23,6 +23,7 @@ from smelt.ops.placements import Placement, Shard, evenly
 from smelt.parallel.local import localize
 from smelt.parallel.marks import Batch, Divide, Mark, Pipeline, Stored
 from smelt.parallel.mesh import Mesh
+from smelt.parallel.overlap import overlap
 from smelt.parallel.partition import partition
 from smelt.parallel.syncs import check_syncs, syncs_of
 
@@ -232,6 +233,12 @@ def batches(mark: Batch, types: Mapping[str, object], ranks: int) -> dict[str, P
 # --- as code
 
 
+def _finish(joint: Joint) -> None:
+    """What sends nothing is ordinary code; sums of backward are sent while it goes on."""
+    localize(joint.graph)
+    overlap(joint.graph, joint.graph.inputs[joint.given :])
+
+
 class PartedProgram(Trainable):
     """A part as one node of autograd, whose collectives go over a communicator (None: over the thread's)."""
 
@@ -242,7 +249,7 @@ class PartedProgram(Trainable):
         self.with_ = with_
         super().__init__(graph, requires, options, machine_code(options), unseen=unseen, finish=type(self).finish)
 
-    finish = staticmethod(localize)
+    finish = staticmethod(_finish)
 
     def _talking(self) -> AbstractContextManager[None]:
         return nullcontext() if self.with_ is None else communicating(self.with_)

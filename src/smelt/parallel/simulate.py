@@ -196,12 +196,19 @@ class _Here:
 
     def __init__(self, run: _Run, rank: int) -> None:
         self.run, self.rank, self.mesh = run, rank, run.world.mesh
+        self._begun: dict[tuple[int, str], torch.Tensor] = {}
 
     def _ask(self, what: tuple[Any, ...], tensor: torch.Tensor, axis: str) -> torch.Tensor:
         return self.run.ask(self.rank, Request((*what, axis), tensor, self.mesh.group(self.rank, axis)))
 
     def all_reduce(self, tensor: torch.Tensor, op: str, axis: str) -> torch.Tensor:
         return self._ask(("all_reduce", op, tuple(tensor.shape), tensor.dtype), tensor, axis)
+
+    def start_all_reduce(self, tensor: torch.Tensor, op: str, number: int, axis: str) -> None:
+        self._begun[number, axis] = self.all_reduce(tensor, op, axis)
+
+    def wait(self, number: int, axis: str) -> torch.Tensor:
+        return self._begun.pop((number, axis))
 
     def all_gather(self, tensor: torch.Tensor, shard: Shard, axis: str) -> torch.Tensor:
         return self._ask(("all_gather", shard, tensor.dtype), tensor, axis)

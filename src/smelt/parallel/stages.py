@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from smelt.autodiff import Joint
 from smelt.compiler.trainable import Native
 from smelt.compiler.unit import machine_code
 from smelt.diag import Options
@@ -27,6 +28,7 @@ from smelt.ops.lowering import GraphEmitter
 from smelt.ops.placements import Partial, Shard
 from smelt.parallel.local import as_typed, localize
 from smelt.parallel.order import Action, Timeline, timeline
+from smelt.parallel.overlap import overlap
 from smelt.parallel.parted import PartedProgram, flat
 from smelt.parallel.pipeline import TIME, Pipelined, Stage
 from smelt.rewrite import Rewriter
@@ -41,6 +43,11 @@ def localize_stage(graph: Graph) -> None:
             with rewriter.builder.at(node):
                 rewriter.replace_node(node, (as_typed(emitter, node),))
     localize(graph)
+
+
+def _finish_stage(joint: Joint) -> None:
+    localize_stage(joint.graph)
+    overlap(joint.graph, joint.graph.inputs[joint.given :])
 
 
 def enter_late(graph: Graph) -> list[tuple[str, str]]:
@@ -60,7 +67,7 @@ def enter_late(graph: Graph) -> list[tuple[str, str]]:
 
 
 class _StageProgram(PartedProgram):
-    finish = staticmethod(localize_stage)
+    finish = staticmethod(_finish_stage)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,213 @@
+"""When a rank's sums over ranks are sent: gradients while the rest of backward is computed, small ones together.
+
+    %3 = dist.all_reduce(%2, "sum", "tp")        %3t = dist.start_all_reduce(%2, "sum", 0, "tp")
+    %4 = aten.mm.default(%3, %w)                 %9 = aten.mm.default(%g, %x)       a weight's gradient, meanwhile
+    %9 = aten.mm.default(%g, %x)                 %3 = dist.wait(%3t, [8, 64], 0, "tp")
+                                                 %4 = aten.mm.default(%3, %w)
+
+What no sum waits for (gradients of weights, mostly) is computed behind the start of the next sum, as much as that
+takes; the rest at the end. Gradients that are results, each of few bytes, are summed in one message.
+
+Invariant: starts stand in the order in which the sums stood, on every rank the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from smelt.analysis import used_by
+from smelt.analysis.cost import cost
+from smelt.ir import Graph, Node, Region, TensorType, Value
+from smelt.ops import collectives as dist
+from smelt.ops.effects import effects
+from smelt.ops.lowering import GraphEmitter
+from smelt.rewrite import Rewriter
+
+SMALL, MESSAGE = 1 << 18, 1 << 22
+"""Bytes: of a gradient that others share a message with, and of such a message."""
+_START_S, _SENT_BPS = 5e-4, 1.2e9
+"""What a sum takes until it has gone, and bytes a second: gloo's between two processes (measured)."""
+_FLOPS, _MOVED_BPS = 6e10, 8e9
+"""What a core computes and moves in a second, about."""
+
+
+def overlap(graph: Graph, gradients: Collection[Value]) -> None:
+    """Send sums of backward while it goes on. gradients: the inputs by which backward begins."""
+    late = _reached(graph, gradients)
+    if not any(node.op == dist.ALL_REDUCE for node in late):
+        return
+    _share_messages(graph, late)
+    bytes_of = _begun(graph, _reached(graph, gradients))
+    made = _Order(graph, _reached(graph, gradients), bytes_of).made()
+    for node in made:
+        graph.body.remove(node)
+    for node in made:
+        graph.body.insert(node)
+
+
+def _reached(graph: Graph, values: Collection[Value]) -> dict[Node, None]:
+    """The nodes of a body that depend on some values, in order."""
+    known, found = set(values), dict[Node, None]()
+    for node in graph.body:
+        if any(value in known for value in used_by(node)):
+            found[node] = None
+            known.update(node.results)
+    return found
+
+
+# --- small ones together
+
+
+def _share_messages(graph: Graph, late: Collection[Node]) -> None:
+    rewriter = Rewriter(graph)
+    emitter = GraphEmitter(rewriter.builder, rewriter.adopt)
+    groups: dict[tuple[object, ...], list[Node]] = {}
+    for node in list(late):
+        if not _is_small_result(graph, node):
+            continue
+        source = node.args[0]
+        assert isinstance(source, Value) and isinstance(source.type, TensorType)
+        group = groups.setdefault((source.type.dtype, *node.args[1:]), [])
+        if group and sum(_nbytes(one) for one in group) + _nbytes(node) > MESSAGE:
+            _shared(rewriter, emitter, group)
+            group.clear()
+        group.append(node)
+    for group in groups.values():
+        _shared(rewriter, emitter, group)
+
+
+def _is_small_result(graph: Graph, node: Node) -> bool:
+    if node.op != dist.ALL_REDUCE or node.args[1] != "sum" or any(user is not graph.body for user in node.result.users):
+        return False
+    return _nbytes(node) <= SMALL
+
+
+def _nbytes(node: Node) -> int:
+    type_ = node.result.type
+    assert isinstance(type_, TensorType)
+    return type_.nbytes
+
+
+def _shared(rewriter: Rewriter, b: GraphEmitter, group: Sequence[Node]) -> None:
+    """One sum for several, where the last of them stands."""
+    if len(group) < 2:
+        return
+    last = group[-1]
+    with rewriter.builder.at(last):
+        flat = []
+        for node in group:
+            source = node.args[0]
+            assert isinstance(source, Value)
+            flat.append(b.call("aten.reshape.default", source, (-1,)))
+        total = b.call(dist.ALL_REDUCE, b.call("aten.cat.default", tuple(flat)), *last.args[1:])
+        start, parts = 0, []
+        for node in group:
+            type_ = node.result.type
+            assert isinstance(type_, TensorType)
+            part = b.call("aten.slice.Tensor", total, 0, start, start + type_.numel)
+            parts.append(b.call("aten.clone.default", b.call("aten.view.default", part, type_.sizes)))
+            start += type_.numel
+    for node, part in zip(group, parts, strict=True):
+        rewriter.replace_node(node, (part,))
+
+
+# --- the order
+
+
+def _begun(graph: Graph, late: Collection[Node]) -> dict[Node, int]:
+    """Make a start and a wait of each sum; the bytes of each start."""
+    rewriter, found = Rewriter(graph), dict[Node, int]()
+    emitter = GraphEmitter(rewriter.builder, rewriter.adopt)
+    for node in [n for n in late if n.op == dist.ALL_REDUCE]:
+        type_ = node.result.type
+        assert isinstance(type_, TensorType)
+        number, (source, op, axis) = len(found), node.args
+        with rewriter.builder.at(node):
+            begun = emitter.call(dist.START, source, op, number, axis)
+            rewriter.replace_node(node, (emitter.call(dist.WAIT, begun, type_.sizes, number, axis),))
+        assert begun.node is not None
+        found[begun.node] = type_.nbytes
+    return found
+
+
+@dataclass(slots=True)
+class _Order:
+    """late: what belongs to backward. starts: with their bytes. fillers: what is to be computed beside a sum."""
+
+    graph: Graph
+    late: Collection[Node]
+    starts: Mapping[Node, int]
+    done: list[Node] = field(default_factory=list)
+    seen: set[Node] = field(default_factory=set)
+    fillers: list[Node] = field(default_factory=list)
+
+    def made(self) -> list[Node]:
+        """All nodes of the body: each wait where its sum is first used, or at the end."""
+        free = self._free()
+        nodes = list(self.graph.body)
+        for node in nodes:
+            if node in free:
+                self.fillers.append(node)
+                continue
+            if node.op == dist.WAIT:
+                continue
+            if effects(node).writes:
+                for one in self.fillers:  # what it writes to may be what they read
+                    self._add(one)
+                self.fillers.clear()
+            self._add(node)
+            if node in self.starts:
+                self._fill(_START_S + 2 * self.starts[node] / _SENT_BPS)
+        for node in [*self.fillers, *nodes]:
+            self._add(node)
+        return self.done
+
+    def _free(self) -> set[Node]:
+        """What no start depends on, and does nothing but give its results."""
+        needed: set[Node] = set()
+        for node in reversed(list(self.graph.body)):
+            if node in self.starts or any(user in needed for result in node.results for user in _users(result)):
+                needed.add(node)
+        own = (dist.START, dist.WAIT)
+        return {
+            node for node in self.late
+            if node not in needed and node.op not in own and effects(node).is_pure and not effects(node).may_throw
+        }  # fmt: skip
+
+    def _fill(self, seconds: float) -> None:
+        """Compute beside a sum what is there to be computed, as long as it takes."""
+        left: list[Node] = []
+        for node in self.fillers:
+            if node in self.seen:
+                continue
+            if seconds <= 0 or not all(v.node is None or v.node in self.seen for v in used_by(node)):
+                left.append(node)
+                continue
+            spent = cost(node)
+            seconds -= max(spent.flops / _FLOPS, spent.nbytes / _MOVED_BPS)
+            self._put(node)
+        self.fillers = left
+
+    def _add(self, node: Node) -> None:
+        """A node, behind what it needs."""
+        if node in self.seen:
+            return
+        for value in used_by(node):
+            if value.node is not None and value.node.parent is self.graph.body:
+                self._add(value.node)
+        self._put(node)
+
+    def _put(self, node: Node) -> None:
+        self.seen.add(node)
+        self.done.append(node)
+
+
+def _users(value: Value) -> Iterator[Node]:
+    """The nodes of the body that use a value, from inside of their regions, too."""
+    for user in value.users:
+        node = user if isinstance(user, Node) else user.owner if isinstance(user.owner, Node) else None
+        while node is not None and isinstance(node.parent, Region) and isinstance(node.parent.owner, Node):
+            node = node.parent.owner
+        if node is not None:
+            yield node
