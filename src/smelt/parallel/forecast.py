@@ -41,6 +41,7 @@ from smelt.parallel.marks import Mark, Pipeline
 from smelt.parallel.mesh import Mesh
 from smelt.parallel.module import pipeline_of
 from smelt.parallel.order import Action, timeline
+from smelt.parallel.overlap import overlap
 from smelt.parallel.parted import Parted, flat, parted
 from smelt.parallel.pipeline import staged, stages_of
 from smelt.parallel.stages import enter_late, localize_stage
@@ -298,6 +299,7 @@ def _pieces(
         return Pieces(forward, None, 0, peak_of(forward), 0)
     joint = joint_graph(graph, names, tells=True)
     finish(joint.graph)
+    overlap(joint.graph, joint.graph.inputs[joint.given :])
     given = {value for value, is_wanted in zip(graph.inputs, wanted, strict=True) if is_wanted}
     found = halves(joint, watched=watched(graph, given.__contains__, unseen))
     forward, _ = optimized_graph(found.forward, Options(), no_state)
