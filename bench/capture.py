@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 
 import torch
+from smelt.compiler.collector import full_collections_later
 from transformers import BertConfig, BertModel
 
 import smelt
 from smelt.capture import capture
 from smelt.capture.reads import record_reads
-from smelt.compiler.collector import full_collections_later
 from smelt.compiler.watching import watch_natively
 from smelt.diag import Options
 

@@ -9,13 +9,12 @@ with fewer free cores than ranks is slower by the clock than any prediction: the
 
 from __future__ import annotations
 
-import ctypes
 import os
-import re
 import sys
 import time
 import warnings
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
 
 import smelt
 from smelt.inspect.cluster import local_figures
@@ -103,22 +103,20 @@ def stepped(module: nn.Module, mesh: Mesh, rank: int, inputs: tuple[torch.Tensor
     return step
 
 
-def _status(name: str) -> int:
-    with open("/proc/self/status", encoding="ascii") as file:
-        found = re.search(rf"{name}:\s+(\d+)", file.read())
-    return int(found[1]) * 1024 if found else 0
-
-
 def _peak(step: Callable[[], Any], module: nn.Module) -> int:
-    """Bytes that a step takes at the most, beyond what there is before it without gradients."""
+    """The most bytes that torch has allocated within a step, beyond what there is before it without gradients, and the
+    plans' arenas, which stay."""
     for one in module.parameters():
         one.grad = None
-    ctypes.CDLL(None).malloc_trim(0)
-    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-        file.write("5")
-    before = _status("VmRSS")
-    step()
-    return _status("VmHWM") - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        step()
+    events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    made = int(max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()))))
+    forward = module.__dict__["forward"]
+    pipe = forward.entries[0].pipe
+    programs = [forward.entries[0].trained] if pipe is None else [code.program for code in pipe.codes.values()]
+    plans = [half.lowered.plan for program in programs if program for half in (program.forward, program.backward)]
+    return made + sum(plan.arena_nbytes for plan in plans)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import smelt
 from smelt.diag import InternalError, SmeltError
 from smelt.ir import Graph, parse
 from smelt.parallel.clock import clocked
-from smelt.parallel.events import Event, Exchange, Pieces, Recv, Send, Work, of_memory, peak_of
+from smelt.parallel.events import Event, Exchange, Pieces, Recv, Send, Work, memory_of, of_memory
 from smelt.parallel.figures import Figures, Kernels, Link, from_dict, hops_and_bytes, link_of, rate_of, to_dict
 from smelt.parallel.mesh import Mesh
 from smelt.parallel.order import Action
@@ -79,14 +79,14 @@ def test_what_is_alive_at_once() -> None:
       %3: f32[10, 10] = aten.add.Tensor(%2, %1)
       return %3
     }""")
-    assert peak_of(graph) == 400 + 400
-    # 1F1B of two microbatches on the first of two stages keeps both.
-    pieces = {0: Pieces(graph, graph, saved=100, forward_peak=150, backward_peak=300)}
+    assert memory_of(graph) == (400, 400)
+    # 1F1B of two microbatches on the first of two stages keeps both; the second backward adds to the first's sums.
+    pieces = {0: Pieces(graph, graph, saved=100, arenas=1000, forward_made=150, backward_made=300)}
     order = [Action(0, 0, False), Action(0, 1, False), Action(0, 0, True), Action(0, 1, True)]
-    found = of_memory(order, pieces, parameters=50, gradients=40, optimizer=80, fixed=7)
-    assert found.saved == 200 and found.peak == 50 + 80 + 7 + 200 + 300
-    alone = of_memory(order[::2], {0: pieces[0]}, 50, 40, 80, 7)
-    assert alone.saved == 100 and alone.peak == 50 + 80 + 7 + 100 + 300
+    found = of_memory(order, pieces, parameters=50, gradients=[80, 10], optimizer=80, fixed=7)
+    assert found.saved == 200 and found.peak == 1000 + 50 + 80 + 7 + 100 + 300 + 90 + 80
+    alone = of_memory(order[::2], {0: pieces[0]}, 50, [30, 10], 80, 7)
+    assert alone.saved == 100 and alone.peak == 1000 + 50 + 80 + 7 + 100 + 300
 
 
 class _Tied(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from smelt.inspect.ranks_page import forecast_page
+from smelt.parallel.clock import text_of_seconds
 from smelt.parallel.figures import to_dict as figures_to_dict
 from smelt.parallel.forecast import Forecast, Kin
 from smelt.parallel.proof import text_of_bytes
@@ -15,9 +16,10 @@ _SHOWN = 24
 def text_of(found: Forecast, width: int = 72) -> str:
     """For a terminal: one row a class of ranks, what they send, and a step of one rank of each class."""
     mesh, per_second = found.mesh, found.batch / found.seconds if found.seconds else 0.0
+    step = f"{text_of_seconds(found.seconds)} a step, {per_second:.4g} samples/s"
     rows = [
-        f"{mesh.size} ranks ({mesh}), batch {found.batch}: {_time(found.seconds)} a step, {per_second:.4g} samples/s; "
-        f"at most {text_of_bytes(found.worst.memory.peak)} on a rank",
+        f"{mesh.size} ranks ({mesh}), batch {found.batch}: {step}; at most {text_of_bytes(found.worst.memory.peak)} on "
+        "a rank",
         f"predicted from {found.figures}",
         "",
         f"{'ranks':>6}  {'position':<26}{'parameters':>11}{'gradients':>11}{'optimizer':>11}{'saved':>10}{'peak':>10}"
@@ -33,10 +35,6 @@ def text_of(found: Forecast, width: int = 72) -> str:
     rows += ["", *_traffic(found), "", found.clock.picture(width, range(min(len(found.kinds), _SHOWN)))]
     rows.append(f"bubble {found.clock.bubble:.0%} of all ranks' time; a line a kind of rank, in the order above")
     return "\n".join(rows)
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def _traffic(found: Forecast) -> list[str]:

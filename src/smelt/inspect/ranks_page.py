@@ -13,7 +13,7 @@ from smelt.diag import Span
 from smelt.ir import STATE_OPS, Node, TensorType, Value
 from smelt.ops import collectives as dist
 from smelt.ops.placements import Partial, Placement, Shard
-from smelt.parallel.clock import Clock
+from smelt.parallel.clock import Clock, text_of_seconds
 from smelt.parallel.events import Memory, exchange_of
 from smelt.parallel.forecast import Forecast
 from smelt.parallel.mesh import Mesh
@@ -142,25 +142,19 @@ def _timeline(clock: Clock, lines: Sequence[Line]) -> str:
             drawn += 1
             if drawn > _INTERVALS:
                 break
-            told = (
-                f"{one.kind}{f' of microbatch {one.microbatch}' if clock.is_pipe else ''}: {_ms(one.end - one.start)}"
-            )
-            made.append(
-                f"<rect x={left + one.start * scale:.2f} y={y + 3} width={max((one.end - one.start) * scale, 0.3):.2f} "
-                f'height={row - 6} fill="{_COLOURS[one.kind]}"><title>{_e(told)}, from {_ms(one.start)}</title></rect>'
-            )
+            length = one.end - one.start
+            of = f" of microbatch {one.microbatch}" if clock.is_pipe and one.kind in ("forward", "backward") else ""
+            told = f"{one.kind}{of}: {text_of_seconds(length)}, from {text_of_seconds(one.start)}"
+            box = f"x={left + one.start * scale:.2f} y={y + 3} width={max(length * scale, 0.3):.2f} height={row - 6}"
+            made.append(f'<rect {box} fill="{_COLOURS[one.kind]}"><title>{_e(told)}</title></rect>')
         rest = left + width + 8
         made.append(f"<text x={rest:.0f} y={y + 15}>idle {clock.idle(number):.0%}</text>")
     keys = " ".join(f'<span class=chip style="background:{c};color:#111">{k}</span>' for k, c in _COLOURS.items())
     return (
-        f"<p>{_ms(clock.length)} a step, bubble {clock.bubble:.0%}: {keys}</p>"
+        f"<p>{text_of_seconds(clock.length)} a step, bubble {clock.bubble:.0%}: {keys}</p>"
         f'<svg role=img aria-label="time line of a step" width={left + width + 80:.0f} '
         f"height={len(lines) * row + 4}>{''.join(made)}</svg>"
     )
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
 
 
 def _memory(lines: Sequence[Line]) -> str:

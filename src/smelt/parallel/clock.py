@@ -70,7 +70,7 @@ class Clock:
     def picture(self, width: int = 72, ranks: Sequence[int] | None = None) -> str:
         """Ranks as lines of letters, with the part of each in which it waits."""
         shown = range(len(self.intervals)) if ranks is None else ranks
-        rows = [f"{self.length * 1e3:.3g} ms a step; {LEGEND_PIPE if self.is_pipe else LEGEND}"]
+        rows = [f"{text_of_seconds(self.length)} a step; {LEGEND_PIPE if self.is_pipe else LEGEND}"]
         rows += [f"{rank:>5}  {self._line(rank, width)}  {self._told(rank)}" for rank in shown]
         return "\n".join(rows)
 
@@ -94,6 +94,11 @@ class Clock:
             return one.kind[0].upper()
         letter = chr(ord("A") + one.microbatch % 26)
         return letter.lower() if one.kind == BACKWARD else letter
+
+
+def text_of_seconds(seconds: float) -> str:
+    """A time for people."""
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def clocked(

@@ -206,7 +206,7 @@ def first_gradient(
         name = next((n for n in wrong if by_first.get(ties.get(n, n)) == path), None)
         if name is not None:
             node = order[path]
-            what = f"it comes first on the way back: {node.op}{_of(node.scope)} uses it last"
+            what = f"backward comes to it first: {node.op}{_of(node.scope)} uses it last"
             return name, First(what, node.span, step_about(whole, node, marks, ties))
     return None
 

@@ -11,7 +11,7 @@ counts once. Invariant: ranks that have one program have events that fit: each c
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from smelt.analysis.aliases import alias_analysis, is_external
@@ -83,33 +83,35 @@ Event: TypeAlias = Work | Exchange | Finish | Send | Recv
 class Pieces:
     """The two graphs of a program that is trained; no backward where nothing is.
 
-    saved: bytes kept from forward to backward. forward_peak, backward_peak: of the memory that a run of either makes.
+    saved: bytes kept from forward to backward. arenas: what both plans hold all the time. forward_made, backward_made:
+    what a run of either makes besides.
     """
 
     forward: Graph
     backward: Graph | None
     saved: int
-    forward_peak: int
-    backward_peak: int
+    arenas: int
+    forward_made: int
+    backward_made: int
 
 
 # --- of a graph
 
 
-def of_graph(graph: Graph, kernels: Kernels, phase: str, microbatch: int = 0) -> list[Event]:
+def of_graph(graph: Graph, kernels: Kernels, phase: str) -> list[Event]:
     """The events of a run of a graph, work between collectives added up."""
     found: list[Event] = []
     seconds = 0.0
     for node in graph.walk():
         if node.op in dist.COLLECTIVES or node.op == dist.WAIT:
             if seconds:
-                found.append(Work(seconds, phase, microbatch))
+                found.append(Work(seconds, phase))
             seconds = 0.0
             found.append(finish_of(node) if node.op == dist.WAIT else exchange_of(node))
         else:
             seconds += kernels.seconds(node)
     if seconds:
-        found.append(Work(seconds, phase, microbatch))
+        found.append(Work(seconds, phase))
     return found
 
 
@@ -136,8 +138,8 @@ def _nbytes(arg: Arg) -> int:
     return nbytes(arg) if isinstance(arg, Value) else 0
 
 
-def peak_of(graph: Graph) -> int:
-    """Bytes that a run of a graph makes at the most: its outputs, and the most of what else is alive at once.
+def memory_of(graph: Graph) -> tuple[int, int]:
+    """Bytes of an arena for a graph, the most of its values that are alive at once, and bytes of its outputs.
 
     What stays in registers counts nothing, and neither does what others own.
     """
@@ -158,7 +160,7 @@ def peak_of(graph: Graph) -> int:
                 freed[ends[result]] = freed.get(ends[result], 0) + count
         most = max(most, now)
         now -= freed.get(i, 0)
-    return most + sum(_nbytes(root) for root in outputs if not is_external(root))
+    return most, sum(_nbytes(root) for root in outputs if not is_external(root))
 
 
 # --- of a whole step
@@ -203,11 +205,12 @@ def of_pipe(staged: Staged, kernels: Kernels, parameters: int) -> list[Event]:
     """A step of a rank of a pipeline: `parallel.stages.Pipe` does the same."""
     found: list[Event] = []
     come: set[str] = set()
+    runs = _Runs(staged.pieces, kernels)
     for action in staged.order:
         if action.is_backward:
-            found += _backward(staged, action, kernels)
+            found += _backward(staged, action, runs)
         else:
-            found += _forward(staged, action, kernels, come)
+            found += _forward(staged, action, runs, come)
     found += _ties(staged)
     if staged.ranks > 1:
         found += [Exchange("broadcast", staged.axis, count) for count in staged.results]
@@ -216,7 +219,25 @@ def of_pipe(staged: Staged, kernels: Kernels, parameters: int) -> list[Event]:
     return found
 
 
-def _forward(staged: Staged, action: Action, kernels: Kernels, come: set[str]) -> Iterator[Event]:
+class _Runs:
+    """The events of a run of each stage, counted once for all microbatches."""
+
+    def __init__(self, pieces: Mapping[int, Pieces], kernels: Kernels) -> None:
+        self.pieces, self.kernels = pieces, kernels
+        self._known: dict[tuple[int, bool], list[Event]] = {}
+
+    def of(self, action: Action) -> Iterator[Event]:
+        """What the action does; nothing where a stage has nothing to go back for."""
+        key = action.stage, action.is_backward
+        if key not in self._known:
+            piece, phase = self.pieces[action.stage], BACKWARD if action.is_backward else FORWARD
+            graph = piece.backward if action.is_backward else piece.forward
+            self._known[key] = [] if graph is None else of_graph(graph, self.kernels, phase)
+        for event in self._known[key]:
+            yield replace(event, microbatch=action.microbatch) if isinstance(event, Work) else event
+
+
+def _forward(staged: Staged, action: Action, runs: _Runs, come: set[str]) -> Iterator[Event]:
     stage, m = staged.plan.stages[action.stage], action.microbatch
     for kind, name in stage.inputs:
         key = f"{name}/{m}"
@@ -224,22 +245,21 @@ def _forward(staged: Staged, action: Action, kernels: Kernels, come: set[str]) -
         if source != staged.rank and key not in come:
             come.add(key)
             yield Recv(staged.axis, source, key, staged.plan.crossings[name].type.nbytes)
-    yield from of_graph(staged.pieces[action.stage].forward, kernels, FORWARD, m)
+    yield from runs.of(action)
     for name in stage.outputs:
         crossing = staged.plan.crossings[name]
         for target in sorted({t % staged.ranks for t in crossing.targets} - {staged.rank}):
             yield Send(staged.axis, target, f"{name}/{m}", crossing.type.nbytes)
 
 
-def _backward(staged: Staged, action: Action, kernels: Kernels) -> Iterator[Event]:
-    stage, m, pieces = staged.plan.stages[action.stage], action.microbatch, staged.pieces[action.stage]
+def _backward(staged: Staged, action: Action, runs: _Runs) -> Iterator[Event]:
+    stage, m = staged.plan.stages[action.stage], action.microbatch
     for name in stage.outputs:
         crossing = staged.plan.crossings[name]
         for target in crossing.targets if crossing.is_active else ():
             if target % staged.ranks != staged.rank:
                 yield Recv(staged.axis, target % staged.ranks, f"{name}/{m}/{target}", crossing.type.nbytes)
-    if pieces.backward is not None:
-        yield from of_graph(pieces.backward, kernels, BACKWARD, m)
+    yield from runs.of(action)
     for kind, name in stage.inputs:
         found = staged.plan.crossings.get(name) if kind == "value" else None
         if found is not None and found.is_active and found.source % staged.ranks != staged.rank:
@@ -276,23 +296,27 @@ class Memory:
 
 
 def of_memory(
-    actions: Sequence[Action], pieces: Mapping[int, Pieces], parameters: int, gradients: int, optimizer: int, fixed: int
+    actions: Sequence[Action], pieces: Mapping[int, Pieces], parameters: int, gradients: Sequence[int], optimizer: int,
+    fixed: int,
 ) -> Memory:  # fmt: skip
-    """The most that is alive in a step. actions: of a rank, in order. fixed: inputs and buffers.
+    """The most that is alive in a step. actions: of a rank, in order. gradients: of each parameter. fixed: inputs and
+    buffers.
 
-    Gradients of the step before are gone when it begins (`zero_grad`); those of a pipeline's microbatches are added up.
+    Gradients of the step before are gone when it begins (`zero_grad`). Those of a pipeline's microbatches are added up,
+    one parameter after the other; an update takes two tensors of one parameter's size besides.
     """
     kept = most_kept = most = 0
+    total, largest = sum(gradients), max(gradients, default=0)
     sums = False
     for action in actions:
         piece = pieces[action.stage]
         if action.is_backward:
-            most = max(most, kept + piece.backward_peak + sums * gradients)
+            most = max(most, kept + piece.backward_made + sums * (total + largest))
             kept -= piece.saved
             sums = True
         else:
-            most = max(most, kept + piece.forward_peak + sums * gradients)
+            most = max(most, kept + piece.forward_made + sums * total)
             kept += piece.saved if piece.backward is not None else 0
             most_kept = max(most_kept, kept)
-    most = max(most, gradients)
-    return Memory(parameters, gradients, optimizer, most_kept, parameters + optimizer + fixed + most)
+    most = max(most, total + 2 * largest) + sum(piece.arenas for piece in pieces.values())
+    return Memory(parameters, total, optimizer, most_kept, parameters + optimizer + fixed + most)

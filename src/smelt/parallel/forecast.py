@@ -30,10 +30,10 @@ from smelt.parallel.events import (
     Pieces,
     Send,
     Staged,
+    memory_of,
     of_memory,
     of_pipe,
     of_step,
-    peak_of,
 )
 from smelt.parallel.figures import Figures, hops_and_bytes
 from smelt.parallel.local import localize
@@ -283,8 +283,8 @@ def _memory(
     actions: Sequence[Action], pieces: Mapping[int, Pieces], state: Mapping[str, tuple[int, int]], own: Sequence[str],
     kept: int, fixed: int,
 ) -> Memory:  # fmt: skip
-    gradients = sum(state[path][1] for path in own)
-    return of_memory(actions, pieces, sum(size for _, size in state.values()), gradients, kept * gradients, fixed)
+    gradients, all_of = [state[path][1] for path in own], sum(size for _, size in state.values())
+    return of_memory(actions, pieces, all_of, gradients, kept * sum(gradients), fixed)
 
 
 def _pieces(
@@ -296,7 +296,7 @@ def _pieces(
         graph = graph.clone()
         finish(graph)
         forward, _ = optimized_graph(graph, Options(), no_state)
-        return Pieces(forward, None, 0, peak_of(forward), 0)
+        return Pieces(forward, None, 0, *memory_of(forward), 0)
     joint = joint_graph(graph, names, tells=True)
     finish(joint.graph)
     overlap(joint.graph, joint.graph.inputs[joint.given :])
@@ -304,7 +304,8 @@ def _pieces(
     found = halves(joint, watched=watched(graph, given.__contains__, unseen))
     forward, _ = optimized_graph(found.forward, Options(), no_state)
     backward, _ = optimized_graph(found.backward, Options(), no_state)
-    return Pieces(forward, backward, found.nbytes, peak_of(forward), peak_of(backward))
+    (arena, made), (back_arena, back_made) = memory_of(forward), memory_of(backward)
+    return Pieces(forward, backward, found.nbytes, arena + back_arena, made, back_made)
 
 
 def _traffic(events: Sequence[Event], mesh: Mesh) -> dict[str, Traffic]:

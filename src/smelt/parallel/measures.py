@@ -50,9 +50,7 @@ def _of_rank(
         one = _pieces(entry.trained)
         actions = [Action(0, 0, False), *([Action(0, 0, True)] if one.backward is not None else [])]
         events, pieces = of_step(one, kernels, count), {0: one}
-    memory = of_memory(
-        actions, pieces, sum(map(_nbytes, parameters)), sum(map(_nbytes, trained)) if count else 0, state, fixed
-    )
+    memory = of_memory(actions, pieces, sum(map(_nbytes, parameters)), list(map(_nbytes, trained)), state, fixed)
     return events, memory
 
 
@@ -71,16 +69,17 @@ def _pieces(program: PartedProgram | PartedInference | Native | None) -> Pieces:
     """A compiled program's graphs, as they run, and its planned memory."""
     assert program is not None, "a rank that has run has its programs"
     if isinstance(program, PartedProgram):
-        return Pieces(
-            program.forward.optimized, program.backward.optimized, program.halves.nbytes, _peak(program.forward),
-            _peak(program.backward),
-        )  # fmt: skip
+        (arena, made), (back_arena, back_made) = _memory(program.forward), _memory(program.backward)
+        graphs = program.forward.optimized, program.backward.optimized
+        return Pieces(*graphs, program.halves.nbytes, arena + back_arena, made, back_made)
     native = program.native if isinstance(program, PartedInference) else program
-    return Pieces(native.optimized, None, 0, _peak(native), 0)
+    return Pieces(native.optimized, None, 0, *_memory(native), 0)
 
 
-def _peak(native: Native) -> int:
-    return native.lowered.report.memory.peak_nbytes
+def _memory(native: Native) -> tuple[int, int]:
+    """Bytes of a plan's arena, and the most of what its runs make besides."""
+    memory = native.lowered.report.memory
+    return memory.arena_nbytes, memory.peak_nbytes - memory.arena_nbytes
 
 
 def _inputs(graph: Graph) -> int:

@@ -367,7 +367,7 @@ def _explained(
             else first_gradient(whole.graph, _wrong_gradients(parts, *first, tolerance), forward.marks, forward.ties)
         )
     except SmeltError as failure:
-        error.add_note(f"where it begins cannot be told: {failure.what}")
+        error.add_note(f"where it begins is not known: {failure.what}")
         return error
     finally:
         torch.set_rng_state(numbers)
