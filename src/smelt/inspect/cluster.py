@@ -136,7 +136,7 @@ def measure_link() -> Link:
     finally:
         for one in both:
             one.kill()
-            one.wait()
+            one.communicate()
     # An all-reduce of two ranks has two hops, and sends as much as there is.
     return Link(small / 2 * 1e6, _LARGE / max(large - small, 1e-9) / 1e9)
 
