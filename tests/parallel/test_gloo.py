@@ -130,3 +130,48 @@ print(json.dumps([ranks(2, other_code), ranks(2, other_sizes), ranks(2, gone, ti
     (kind, number, text), nothing = gone  # type: ignore[misc]
     assert nothing is None
     assert (kind, number) == ("SmeltError", "S0644") and "rank 1 (tp 1)" in text and "did not come" in text
+
+
+def test_tokens_go_to_the_rank_of_their_expert(tmp_path: Path) -> None:
+    one, experts = run(
+        f"ROOT = {str(Path(__file__).parents[2])!r}\n"
+        """
+sys.path.insert(0, ROOT)
+from tests.parallel.test_sorted import Deep
+
+def model():
+    torch.manual_seed(0)
+    return Deep()
+
+def x():
+    torch.manual_seed(1)
+    return torch.randn(8, 8)
+
+def train(module, given, share):
+    optimizer, losses = torch.optim.AdamW(module.parameters(), lr=0.01), []
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = (module(given) ** 2).sum()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    if share:
+        for loss in losses:
+            dist.all_reduce(loss)
+    return [loss.item() for loss in losses]
+
+def divided(rank):
+    s = smelt.schedule(model(), x())
+    s["experts"].shard("up", 0, "ep")
+    s["experts"].shard("down", 0, "ep")
+    s.data_parallel("ep")
+    module = s.build(mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("ep",)))
+    return train(module, x()[4 * rank : 4 * rank + 4], True)
+
+found = ranks(2, divided)
+print(json.dumps([train(model(), x(), False), found]))
+""",
+        tmp_path,
+    )
+    for losses in experts:  # type: ignore[attr-defined]
+        assert losses == pytest.approx(one, rel=1e-5)

@@ -92,7 +92,7 @@ def test_a_divided_batch_of_sorted_tokens(kind: str) -> None:
 def test_tokens_of_experts_are_not_sent(kind: str) -> None:
     s = _scheduled(kind, 8)
     s.data_parallel("dp")
-    assert s.verify(mesh="dp=2").ranks[0].sent["dp"][0] == 3 * 3  # each step, the gradients of three parameters
+    assert s.verify(mesh="dp=2").ranks[0].sent["dp"][0] == 3 * 2  # each step, gradients in two messages
 
 
 @pytest.mark.parametrize("kind", ["put", "halves"])
@@ -114,6 +114,34 @@ class Deep(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         made: Tensor = self.b(self.experts(self.a(x)))
         return made
+
+
+def _by_experts(kind: str, axis: str) -> smelt.Schedule:
+    torch.manual_seed(0)
+    model = Deep()
+    model.experts = _KINDS[kind]()
+    s = smelt.schedule(model.train(), torch.randn(8, 8))
+    s["experts"].shard(tensor="up", axis=0, mesh_dim=axis)
+    s["experts"].shard(tensor="down", axis=0, mesh_dim=axis)
+    return s
+
+
+@pytest.mark.parametrize("kind", list(_KINDS))
+def test_experts_have_their_rows(kind: str) -> None:
+    assert _by_experts(kind, "tp").verify(mesh="tp=3").error < 1e-5  # all ranks have all tokens
+    s = _by_experts(kind, "ep")
+    s.data_parallel("ep")
+    assert s.verify(mesh="ep=2").error < 1e-5  # two experts and one
+
+
+@pytest.mark.parametrize(("mesh", "batch"), [("dp=2,ep=2", "dp"), ("ep=2,pp=2", "ep"), ("tp=2,pp=2", "")])
+def test_experts_on_meshes_of_two_axes(mesh: str, batch: str) -> None:
+    s = _by_experts("put", "tp" if "tp" in mesh else "ep")
+    if batch:
+        s.data_parallel(batch)
+    if "pp" in mesh:
+        s.pipeline(2, "pp", microbatches=2)
+    assert s.verify(mesh=mesh).error < 1e-5
 
 
 def test_experts_divided_by_columns_in_a_pipeline() -> None:

@@ -16,10 +16,10 @@ from smelt.diag import SmeltError
 from smelt.ir import STATE_OPS, Arg, Node, Region, TensorType, TupleType, Value, print_node, values_in
 from smelt.ops.catalogue import gradient_of, record_of
 from smelt.ops.catalogue.gradients.forms import FORMS
-from smelt.ops.collectives import GRADIENTS
 from smelt.ops.composites import as_torch_does
 from smelt.ops.dry_calls import without_gradient
 from smelt.ops.effects import effects
+from smelt.ops.expert_rows import GRADIENTS
 from smelt.ops.lowering import GraphEmitter, write
 from smelt.ops.record import Lowering
 from smelt.ops.registry import arguments_of, schema_of

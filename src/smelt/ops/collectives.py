@@ -14,10 +14,10 @@ Invariant: operators keep their order in a graph, since all ranks have to come t
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 
@@ -29,7 +29,11 @@ from smelt.ops.record import Emitter
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "dist.all_reduce", "dist.all_gather", "dist.reduce_scatter"
 ALL_TO_ALL, ENTER, SHARD, BROADCAST = "dist.all_to_all", "dist.enter", "dist.shard", "dist.broadcast"
 START, WAIT = "dist.start_all_reduce", "dist.wait"
-COLLECTIVES = frozenset((ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST, START))
+SEND_ROWS, RETURN_ROWS = "dist.send_rows", "dist.return_rows"
+TAKE_ROWS, PUT_ROWS, OWN_ENDS = "dist.take_rows", "dist.put_rows", "dist.own_ends"
+COLLECTIVES = frozenset((
+    ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST, START, SEND_ROWS, RETURN_ROWS,
+))  # fmt: skip
 """Those that send something."""
 
 
@@ -58,6 +62,12 @@ class Communicator(Protocol):
 
     def all_to_all(self, tensor: torch.Tensor, had: Shard, wanted: Shard, axis: str) -> torch.Tensor:
         """This rank's part in another division."""
+        ...
+
+    def exchange_rows(
+        self, rows: torch.Tensor, ends: torch.Tensor, sizes: tuple[int, ...], count: int, axis: str, *, back: bool
+    ) -> torch.Tensor:
+        """Rows to the ranks that have their experts, or back: `count` rows, those that did not come zero."""
         ...
 
     def broadcast(self, tensor: torch.Tensor, source: int, axis: str) -> torch.Tensor:
@@ -272,7 +282,9 @@ def gradient_of_move(b: Emitter, args: Sequence[Arg], kwargs: Mapping[str, Arg],
     return b.call(ALL_TO_ALL, grad, *wanted, *had, rank, axis)
 
 
-GRADIENTS = MappingProxyType({
+Gradient: TypeAlias = Callable[[Emitter, Sequence[Arg], Mapping[str, Arg], Value], Value]
+
+GRADIENTS: Mapping[str, Gradient] = MappingProxyType({
     ALL_REDUCE: gradient_of_sum, ENTER: gradient_of_enter, ALL_GATHER: gradient_of_gather, SHARD: gradient_of_part,
     REDUCE_SCATTER: gradient_of_part, ALL_TO_ALL: gradient_of_move,
 })  # fmt: skip

@@ -18,6 +18,7 @@ from typing import Any
 from smelt.diag import SmeltError
 from smelt.ir import Arg, Type
 from smelt.ops import collectives as dist
+from smelt.ops import expert_rows
 from smelt.ops import python_throws as throws
 from smelt.ops import python_types as types
 from smelt.ops.called import as_called
@@ -265,6 +266,15 @@ PYTHON_OPS: tuple[PyOp, ...] = (
     PyOp(dist.BROADCAST, dist.broadcast, dist.same_type, _NEVER, 3, 3, io=True, is_fresh=True),
     PyOp(dist.START, dist.start_all_reduce, dist.type_of_start, _NEVER, 4, 4, io=True, is_fresh=True),
     PyOp(dist.WAIT, dist.wait, dist.type_of_wait, _NEVER, 4, 4, io=True, is_fresh=True),
+    PyOp(
+        dist.SEND_ROWS, expert_rows.send_rows, expert_rows.type_of_exchanged, _NEVER, 6, 6, io=True, is_fresh=True
+    ),
+    PyOp(
+        dist.RETURN_ROWS, expert_rows.return_rows, expert_rows.type_of_exchanged, _NEVER, 6, 6, io=True, is_fresh=True
+    ),
+    PyOp(dist.TAKE_ROWS, expert_rows.take_rows, dist.same_type, _NEVER, 4, 4, is_fresh=True),
+    PyOp(dist.PUT_ROWS, expert_rows.put_rows, dist.same_type, _NEVER, 4, 4, is_fresh=True),
+    PyOp(dist.OWN_ENDS, expert_rows.own_ends, expert_rows.type_of_own_ends, _NEVER, 3, 3, is_fresh=True),
     PyOp(dist.ENTER, dist.enter, dist.type_of_entered, _NEVER, 2, 2, is_fresh=True),
     PyOp(dist.SHARD, dist.shard, dist.type_of_part, _NEVER, 6, 6, is_fresh=True),
     PyOp("py.raised", _raised, types.always_str, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS),

@@ -102,6 +102,7 @@ TYPICAL = Figures()
 
 _SHARE: Mapping[str, tuple[float, float]] = MappingProxyType({
     "all_reduce": (2, 2), "all_gather": (1, 1), "reduce_scatter": (1, 1), "all_to_all": (1, 1), "broadcast": (1, 1),
+    "send_rows": (1, 1), "return_rows": (1, 1),
 })  # fmt: skip
 """Of each collective of n ranks: hops by n-1, and bytes that a rank sends by (n-1)/n of the payload."""
 

@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from smelt._torch.collectives import default_store
 from smelt.diag import SmeltError
 from smelt.ops.collectives import part_of, whole_of
+from smelt.ops.expert_rows import by_expert, counts_of, splits
 from smelt.ops.placements import Shard
 from smelt.parallel.mesh import Mesh
 
@@ -106,6 +107,26 @@ class Groups:
             dist.all_to_all_single(flat_out, flat_in, *counts, self.groups[axis])
         pieces = [p.view(one.shape) for p, one in zip(flat_out.split([o.numel() for o in got]), got, strict=True)]
         return whole_of(pieces, had).contiguous()
+
+    def exchange_rows(
+        self, rows: torch.Tensor, ends: torch.Tensor, sizes: tuple[int, ...], count: int, axis: str, *, back: bool
+    ) -> torch.Tensor:
+        """As of `Communicator`."""
+        counts, here = counts_of(ends), self.here[axis]
+        sent, got = splits(counts, sizes, here)
+        places = by_expert(counts, sizes, here)
+        if back:
+            own = torch.empty_like(rows[: len(places)])
+            own[places] = rows[: len(places)]
+            sent, got = got, sent
+        else:
+            own = rows[: sum(sent)].contiguous()
+        came = rows.new_empty((sum(got), *rows.shape[1:]))
+        with self.watching("return_rows" if back else "send_rows", axis):
+            dist.all_to_all_single(came, own, got, sent, self.groups[axis])
+        made = rows.new_zeros((count, *rows.shape[1:]))
+        made[: len(came)] = came if back else came[places]
+        return made
 
     def broadcast(self, tensor: torch.Tensor, source: int, axis: str) -> torch.Tensor:
         """As of `Communicator`."""

@@ -42,6 +42,7 @@ from smelt.ir import (
 from smelt.ops import collectives as dist
 from smelt.ops.catalogue import record_of
 from smelt.ops.catalogue.sharding import FORMS, correspondences_of
+from smelt.ops.catalogue.sharding.forming import Exchange
 from smelt.ops.catalogue.sharding.terms import laid_out, without_gaps
 from smelt.ops.catalogue.sharding.terms import results as result_types
 from smelt.ops.effects import alias_of, effects
@@ -139,6 +140,7 @@ class _Partitioner:
         self.builder.reserve(value.name for value in graph.values())
         self.emitter = GraphEmitter(self.builder)
         self.placed: dict[Value, Placed] = {}
+        self.exchanges: dict[Placement, Exchange] = {}
         self.tuples: dict[Value, tuple[Value, list[Placement]]] = {}
         self.plain: dict[Value, Arg] = {}
         self.state: dict[tuple[str, str], Placed] = {}
@@ -224,14 +226,32 @@ class _Partitioner:
             return self._control(node)
         if not any(isinstance(v.type, TensorType | TupleType) for v in node.operands()) or node.op == "const":
             return self._as_it_is(node)
-        form = FORMS.get(node.op)
-        if form is not None:
-            found = form(self, node)
-            if found is not None:
-                for result, (made, at) in zip(node.results, found, strict=True):
-                    self._set(result, made, at)
+        if self._formed(node):
+            return None
+        with_experts = [v for v in node.operands() if v in self.placed and self.placed[v].base in self.exchanges]
+        if with_experts and not self._stays(node):
+            for value in with_experts:
+                self._bring_back(value)
+            if self._formed(node):
                 return None
         return self._operator(node)
+
+    def _formed(self, node: Node) -> bool:
+        form = FORMS.get(node.op)
+        found = form(self, node) if form is not None else None
+        for result, (made, at) in zip(node.results, found or (), strict=found is not None):
+            self._set(result, made, at)
+        return found is not None
+
+    def _stays(self, node: Node) -> bool:
+        """Whether a node is computed of rows where their experts are."""
+        chosen = self._choose(node, correspondences_of(node))
+        return chosen is not None and isinstance(chosen[1], Division) and chosen[1].spare
+
+    def _bring_back(self, value: Value) -> None:
+        """Have rows where they came from."""
+        back = self.exchanges[self.placed[value].base].back
+        self.placed[value] = Placed(back, {back: self.get(value, back)}, self.builder.region)
 
     def _set(self, value: Value, made: Value, at: Placement) -> None:
         self._known(value, made, at)
@@ -563,6 +583,10 @@ class _Partitioner:
         axis, rank, call = self.axis, self.rank, self.emitter.call
         if base == at:
             return had
+        exchange = self.exchanges.get(base)
+        if exchange is not None:
+            had, base = self._returned(had, exchange), exchange.back
+            return self._move(had, base, at, value)
         if isinstance(base, Rows | Order):
             whole = self._whole_again(value)
             return whole if isinstance(at, Replicate) else self._move(whole, WHOLE, at, value)
@@ -610,6 +634,13 @@ class _Partitioner:
             given = [self.get(v, to, entered=True) for v, to in zip(operands, wanted, strict=True)]
             return self._call(node, found, given, [at], division, named=False).result
         return None
+
+    def _returned(self, had: Value, exchange: Exchange) -> Value:
+        back, call = exchange.back, self.emitter.call
+        if isinstance(back, Rows):
+            count = back.local(self.rank)
+            return call(dist.RETURN_ROWS, had, exchange.ends, exchange.sizes, count, self.rank, self.axis)
+        return call(dist.PUT_ROWS, had, exchange.ends, exchange.sizes, self.rank)
 
     def _whole_again(self, value: Value) -> Value:
         """What ranks have in orders of their own, computed once more from whole tensors."""

@@ -17,6 +17,7 @@ import torch
 
 from smelt.diag import SmeltError
 from smelt.ops.collectives import communicating, part_of, whole_of
+from smelt.ops.expert_rows import by_expert, counts_of, splits
 from smelt.ops.placements import Shard
 from smelt.parallel.mesh import Mesh
 
@@ -219,6 +220,15 @@ class _Here:
     def all_to_all(self, tensor: torch.Tensor, had: Shard, wanted: Shard, axis: str) -> torch.Tensor:
         return self._ask(("all_to_all", had, wanted, tensor.dtype), tensor, axis)
 
+    def exchange_rows(
+        self, rows: torch.Tensor, ends: torch.Tensor, sizes: tuple[int, ...], count: int, axis: str, *, back: bool
+    ) -> torch.Tensor:
+        kind, told = "return_rows" if back else "send_rows", tuple(map(tuple, ends.tolist()))
+        got = self._ask((kind, told, sizes, tuple(rows.shape[1:]), rows.dtype), rows, axis)
+        made = rows.new_zeros((count, *rows.shape[1:]))
+        made[: len(got)] = got
+        return made
+
     def broadcast(self, tensor: torch.Tensor, source: int, axis: str) -> torch.Tensor:
         return self._ask(("broadcast", source, tuple(tensor.shape), tensor.dtype), tensor, axis)
 
@@ -250,7 +260,7 @@ def _compute(world: World, asked: Sequence[Request]) -> None:
 
 def receivers(kind: str, group: Sequence[int], rank: int) -> list[int]:
     """To whom a rank of a group sends in a collective: to the next one of a ring, or its part to each."""
-    if kind == "all_to_all":
+    if kind in ("all_to_all", "send_rows", "return_rows"):
         return [other for other in group if other != rank]
     return [group[(group.index(rank) + 1) % len(group)]]
 
@@ -283,6 +293,26 @@ def _moved(what: Sequence[Any], tensors: Sequence[torch.Tensor]) -> tuple[list[t
     return parts, _nbytes(whole) / len(tensors)
 
 
+def _sent_rows(what: Sequence[Any], tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], float]:
+    """Of each rank's sorted rows those of each rank's experts, sorted by expert."""
+    counts, sizes = counts_of(torch.tensor(what[1])), what[2]
+    pieces = [list(t.split([*(row := splits(counts, sizes, r)[0]), len(t) - sum(row)])) for r, t in enumerate(tensors)]
+    got = [torch.cat([one[rank] for one in pieces])[by_expert(counts, sizes, rank)] for rank in range(len(tensors))]
+    return got, sum(map(_nbytes, got)) / len(got)
+
+
+def _returned_rows(what: Sequence[Any], tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], float]:
+    counts, sizes = counts_of(torch.tensor(what[1])), what[2]
+    came: list[list[torch.Tensor]] = []
+    for rank, tensor in enumerate(tensors):
+        places, got = by_expert(counts, sizes, rank), splits(counts, sizes, rank)[1]
+        rows = torch.empty_like(tensor[: len(places)])
+        rows[places] = tensor[: len(places)]
+        came.append(list(rows.split(got)))
+    found = [torch.cat([one[rank] for one in came]) for rank in range(len(tensors))]
+    return found, sum(map(_nbytes, found)) / len(found)
+
+
 def _broadcast(what: Sequence[Any], tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], float]:
     source = tensors[what[1]]
     return [source.clone() for _ in tensors], _nbytes(source)
@@ -294,5 +324,5 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 _KINDS: Mapping[str, Callable[[Sequence[Any], Sequence[torch.Tensor]], tuple[list[torch.Tensor], float]]] = {
     "all_reduce": _reduced, "all_gather": _gathered, "reduce_scatter": _scattered, "all_to_all": _moved,
-    "broadcast": _broadcast,
+    "broadcast": _broadcast, "send_rows": _sent_rows, "return_rows": _returned_rows,
 }  # fmt: skip

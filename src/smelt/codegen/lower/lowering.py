@@ -74,7 +74,6 @@ from smelt.codegen.lower.views import lower_resolved, lower_unpack, lower_view
 from smelt.codegen.lower.writes import lower_write, mutations
 from smelt.diag import InternalError, Options, SmeltError
 from smelt.ir import STATE_OPS, Graph, Node, TensorType, TupleType, print_node
-from smelt.ops.collectives import COLLECTIVES, WAIT
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import no_state
 from smelt.passes.mutations import mutation_of
@@ -332,7 +331,7 @@ def _lower_single(ctx: Context, node: Node, nests: Nests) -> None:
     if not is_plain(node):
         _lower_mixed(ctx, node, nests)
         return
-    if node.op in COLLECTIVES or node.op == WAIT:
+    if node.op.startswith("dist."):
         lower_python(ctx, node)
         return
     if node.op == "unpack":

@@ -29,7 +29,17 @@ def _moved(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
     return Correspondence((dims,), (dims,), linear=_FIRST)
 
 
+def _rows(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
+    """All dimensions but that of rows; which rows those are depends on all (`experts`)."""
+    if not is_known(node):
+        return None
+    dims = numbered(len(tensors(node)[0].sizes), (0,))
+    return Correspondence((dims, (None, None)), (dims,), linear=_FIRST)
+
+
+_ROWS = (dist.SEND_ROWS, dist.RETURN_ROWS, dist.TAKE_ROWS, dist.PUT_ROWS)
 _MOVES = (dist.ALL_GATHER, dist.REDUCE_SCATTER, dist.ALL_TO_ALL, dist.SHARD)
 RULES: Mapping[str, Rule] = MappingProxyType({
     **dict.fromkeys((dist.ALL_REDUCE, dist.ENTER, dist.BROADCAST), _same), **dict.fromkeys(_MOVES, _moved),
+    **dict.fromkeys(_ROWS, _rows),
 })  # fmt: skip

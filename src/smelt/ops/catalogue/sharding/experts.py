@@ -8,6 +8,9 @@
     %m = aten.index_put(.., [%n], arange)       what undoes the sort
     aten.index(%y, [%m])                        S(0): as the rows came
 
+Experts that are divided among ranks get their rows: sent from the ranks that have them, or taken of those that all have
+(`ops.expert_rows`). What is computed of rows stays there; whatever needs them elsewhere has them sent back.
+
 So a mixture of experts is computed where its tokens are, and tokens of a microbatch stay in it: which place a row has
 among all tokens does not matter, as long as nothing but what belongs to rows is computed in between.
 """
@@ -18,7 +21,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from smelt.ir import Arg, Node, TensorType, Value
-from smelt.ops.catalogue.sharding.forming import Form, Parting, call_of, device_of, divided
+from smelt.ops import collectives as dist
+from smelt.ops.catalogue.sharding.forming import Exchange, Form, Parting, call_of, device_of, divided
 from smelt.ops.catalogue.sharding.reductions import OF_COUNTS, PICKS
 from smelt.ops.catalogue.sharding.terms import sizes_of
 from smelt.ops.placements import WHOLE, Order, Partial, Placement, Rows, Shard
@@ -163,25 +167,34 @@ def _add_rows(part: Parting, node: Node) -> _Found:
     return [(_on(part, node, call, own).result, lies)]
 
 
-def _counted(part: Parting, node: Node) -> _Found:
+def _of_counts(part: Parting, node: Node) -> _Found:
     """What is computed of counts of rows, each a whole number: of each rank's counts, those of all are the sum."""
     given = node.args[0]
     if not isinstance(given, Value) or part.placement(given) != Partial() or _counted_rows(given) is None:
         return None
-    return [(_on(part, node, call_of(node), {"self": part.get(given, Partial())}).result, Partial())]
+    own = part.get(given, Partial())
+    return [(part.emitter.node(node.op, (own, *node.args[1:]), node.kwargs).result, Partial())]
 
 
 _COUNTS = ("aten.histc.default", "aten.bincount.default")
+_FROM_COUNTS = (*OF_COUNTS, "aten.unsqueeze.default", dist.ALL_GATHER, dist.OWN_ENDS)
 
 
 def _counted_rows(value: Value) -> Value | None:
-    """The rows that counts, or sums or conversions of them, are of."""
+    """The rows that counts, or what is computed of them, are of."""
     node = value.node
-    while node is not None and node.op in OF_COUNTS:
+    while node is not None and node.op in _FROM_COUNTS:
         source = node.args[0]
         node = source.node if isinstance(source, Value) else None
     rows = node.args[0] if node is not None and node.op in _COUNTS else None
     return rows if isinstance(rows, Value) else None
+
+
+def _are_counts_of(part: Parting, ends: Arg, rows: Rows) -> bool:
+    """Whether numbers are where rows in this order end."""
+    counted = _counted_rows(ends) if isinstance(ends, Value) else None
+    at = part.placement(counted) if counted is not None else WHOLE
+    return isinstance(at, Rows) and at.order == rows.order and not at.spare
 
 
 def _grouped(part: Parting, node: Node) -> _Found:
@@ -190,11 +203,12 @@ def _grouped(part: Parting, node: Node) -> _Found:
     rows, weights, ends = call["self"], call["mat2"], call.get("offs")
     if not isinstance(rows, Value) or not isinstance(weights, Value) or not isinstance(ends, Value):
         return None
-    at = part.placement(rows)
-    if len(sizes_of(rows)) != 2 or len(sizes_of(weights)) != 3 or not isinstance(at, Rows) or at.dim != 0:
+    if len(sizes_of(rows)) != 2 or len(sizes_of(weights)) != 3:
         return None
-    counted = _counted_rows(ends)
-    if counted is None or part.placement(counted) != Rows(0, at.sizes, at.order):
+    at, experts = part.placement(rows), divided(part, weights)
+    if experts is not None and experts.dim == 0 and experts.blocks == 1:
+        return _of_own_experts(part, node, call, experts)
+    if not isinstance(at, Rows) or at.dim != 0 or at in part.exchanges or not _are_counts_of(part, ends, at):
         return None
     given = {
         "self": part.get(rows, at), "mat2": part.get(weights, WHOLE, entered=True), "offs": part.get(ends, Partial()),
@@ -202,11 +216,68 @@ def _grouped(part: Parting, node: Node) -> _Found:
     return [(_on(part, node, call, given).result, at)]
 
 
+def _of_own_experts(part: Parting, node: Node, call: Mapping[str, Arg], experts: Shard) -> _Found:
+    """Each rank has some of the experts, and computes their rows."""
+    rows, weights, ends = call["self"], call["mat2"], call["offs"]
+    assert isinstance(rows, Value) and isinstance(weights, Value) and isinstance(ends, Value)
+    at = part.placement(rows)
+    known = part.exchanges.get(at)
+    if known is not None and known.of is ends and known.sizes == experts.sizes:
+        moved, own = part.get(rows, at), known.own
+    else:
+        at, moved, own = _brought(part, rows, ends, experts.sizes)
+    given = {"self": moved, "mat2": part.get(weights, experts), "offs": own}
+    return [(_on(part, node, call, given).result, at)]
+
+
+def _brought(part: Parting, rows: Value, ends: Value, sizes: tuple[int, ...]) -> tuple[Placement, Value, Value]:
+    """Rows brought to the ranks that have their experts: how they lie there, they, and where each expert's end."""
+    b, at, count = part.emitter, part.placement(rows), sizes_of(rows)[0]
+    room = Rows(0, (count,) * part.ranks, ends.name, spare=True)
+    if isinstance(at, Rows) and at not in part.exchanges and _are_counts_of(part, ends, at):
+        each = b.call("aten.unsqueeze.default", part.get(ends, Partial()), 0)
+        every = b.call(dist.ALL_GATHER, each, 0, (1,) * part.ranks, 1, part.rank, part.axis)
+        moved = b.call(dist.SEND_ROWS, part.get(rows, at), every, sizes, count, part.rank, part.axis)
+        back: Placement = at
+    else:
+        every = b.call("aten.unsqueeze.default", part.get(ends, WHOLE), 0)
+        moved = b.call(dist.TAKE_ROWS, part.get(rows, WHOLE, entered=True), every, sizes, part.rank)
+        back = Partial()
+    own = b.call(dist.OWN_ENDS, every, sizes, part.rank)
+    part.exchanges[room] = Exchange(ends, every, own, sizes, back)
+    return room, moved, own
+
+
+# --- what is done for one axis, divided along another
+
+
+def _taken(part: Parting, node: Node) -> _Found:
+    """Rows of the rank's own experts, of those that it has."""
+    rows, ends = node.args[:2]
+    at = part.placement(rows) if isinstance(rows, Value) else WHOLE
+    is_back = node.op in (dist.PUT_ROWS, dist.RETURN_ROWS)
+    if not isinstance(rows, Value) or not isinstance(ends, Value) or not isinstance(at, Rows):
+        return None
+    if at.spare != is_back or at in part.exchanges or not _are_counts_of(part, ends, at):
+        return None
+    sizes, more = at.sizes, node.args[2:]
+    if node.op in (dist.SEND_ROWS, dist.RETURN_ROWS):
+        room = node.args[3]
+        assert isinstance(room, int)
+        if room % part.ranks or len(set(at.sizes)) != 1:
+            return None
+        sizes = (room // part.ranks,) * part.ranks
+        more = (node.args[2], sizes[part.rank], *node.args[4:])
+    made = part.emitter.call(node.op, part.get(rows, at), part.get(ends, Partial()), *more)
+    return [(made, Rows(0, sizes, at.order, spare=not is_back))]
+
+
 FORMS: Mapping[str, Form] = MappingProxyType({
     **dict.fromkeys(("aten.sort.default", "aten.sort.stable", "aten.argsort.default", "aten.argsort.stable"), _sort),
     **dict.fromkeys(("aten.floor_divide.default", "aten.floor_divide.Scalar", "aten.div.Tensor_mode",
                      "aten.div.Scalar_mode"), _divided_by),
     **dict.fromkeys(PICKS, _index), "aten.index_put.default": _put,
-    "aten.empty_like.default": _empty, "aten.index_add.default": _add_rows, **dict.fromkeys(OF_COUNTS, _counted),
+    "aten.empty_like.default": _empty, "aten.index_add.default": _add_rows, **dict.fromkeys(_FROM_COUNTS, _of_counts),
     "aten._grouped_mm.default": _grouped,
+    **dict.fromkeys((dist.SEND_ROWS, dist.RETURN_ROWS, dist.TAKE_ROWS, dist.PUT_ROWS), _taken),
 })  # fmt: skip

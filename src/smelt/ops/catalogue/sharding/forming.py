@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from smelt.ir import Arg, Device, Node, TensorType, Value
 from smelt.ops.lowering import GraphEmitter
 from smelt.ops.placements import WHOLE, Placement, Shard
 from smelt.ops.registry import arguments_of, schema_of
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Rows that are with the rank that has their expert.
+
+    of: the program's numbers of where each expert's rows end. ends: the rank graph's, of all ranks; own: of the rank's
+    experts. sizes: how many experts each rank has. back: how the rows lay before, or as what they come back.
+    """
+
+    of: Value
+    ends: Value
+    own: Value
+    sizes: tuple[int, ...]
+    back: Placement
 
 
 class Parting(Protocol):
@@ -18,6 +34,7 @@ class Parting(Protocol):
     rank: int
     axis: str
     emitter: GraphEmitter
+    exchanges: dict[Placement, Exchange]
 
     def placement(self, value: Value) -> Placement:
         """In which placement a value was computed."""
