@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from smelt._torch import light_fake
+from smelt._torch import light_fake, plain_fake
 from smelt._torch.fake import fake_tensors
 from smelt._torch.shadow import Shadows, unrecognized
 from tests.forked import smelt_forks
@@ -114,6 +114,67 @@ def test_views_of_one_memory_have_shadows_of_one_memory(monkeypatch: pytest.Monk
     one, other, apart = (light.from_tensor(t, static_shapes=True) for t in (base[1:], base.T, base.clone()))
     assert one.untyped_storage()._cdata == other.untyped_storage()._cdata != apart.untyped_storage()._cdata
     assert light.from_tensor(base, static_shapes=True) is light.from_tensor(base, static_shapes=True)
+
+
+PLAIN = {
+    "tensor": lambda: torch.randn(3, 4),
+    "transposed": lambda: torch.randn(3, 4).T,
+    "of gaps": lambda: torch.empty_strided((2, 3), (8, 2)),
+    "number": lambda: torch.tensor(2.0, dtype=torch.float64),
+    "integers": lambda: torch.arange(3),
+    "empty": lambda: torch.empty(0, 3),
+    "leaf": lambda: torch.randn(3, requires_grad=True),
+    "parameter": lambda: torch.nn.Parameter(torch.randn(2, 2)),
+    "frozen parameter": lambda: torch.nn.Parameter(torch.randn(2, 2), requires_grad=False),
+    "buffer": lambda: torch.nn.Buffer(torch.randn(2, 2)),
+    "result": lambda: torch.randn(3, requires_grad=True) * 2,
+    "conjugate": lambda: torch.randn(2, dtype=torch.complex64).conj(),
+    "zero": lambda: torch._efficientzerotensor((2, 2)),
+    "of inference": lambda: torch.inference_mode()(torch.ones)(2),
+    "slice without base": lambda: torch.randn(8)[2:5].detach(),
+}
+
+
+def _more(tensor: torch.Tensor) -> tuple[object, ...]:
+    kind = type(tensor), isinstance(tensor, torch.nn.Parameter), tensor.is_inference()
+    return *_facts(tensor), *kind, tensor.is_leaf, tensor._is_view(), tensor.is_conj()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("name", PLAIN)
+def test_plain_shadows_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, where torch would describe the tensor first, and where it does."""
+    tensor = PLAIN[name]()
+    theirs = light_fake.light_mode(FakeTensorMode).from_tensor(tensor, static_shapes=True)
+    ours = Shadows()
+    assert ours._plain is not None
+    assert _more(ours.of(tensor)) == _more(theirs)
+    assert ours.of(tensor) is ours.of(tensor) is ours._mode.from_tensor(tensor, static_shapes=True)
+    monkeypatch.setattr(plain_fake, "_is_as_known", lambda: False)
+    described = Shadows()
+    assert described._plain is None
+    assert _more(described.of(tensor)) == _more(theirs)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_what_shares_the_memory_of_a_plain_tensor_has_a_shadow_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = torch.nn.Parameter(torch.randn(4, 4))
+    apart = torch.randn(4, 4)
+    sharing = [base, base.detach(), base.data, base.T, base.detach()[1:], base.view(-1)]
+    for first in sharing:
+        written = []
+        for is_known in (True, False):
+            with monkeypatch.context() as patch:
+                patch.setattr(plain_fake, "_is_as_known", lambda known=is_known: known)
+                shadows = Shadows()
+            shadows.of(first)
+            found = [shadows.of(t) for t in (*sharing, apart)]
+            *memories, other = (shadow.untyped_storage()._cdata for shadow in found)
+            assert len(set(memories)) == 1 and other not in memories
+            before = [shadow._version for shadow in found]
+            shadows.note_write(base)
+            written.append([shadow._version - n for shadow, n in zip(found, before, strict=True)])
+        assert written[0] == written[1]
 
 
 def test_marks_are_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,21 +142,25 @@ def suspended() -> Iterator[None]:
         _thread.is_live = True
 
 
-@contextlib.contextmanager
-def unseen() -> Iterator[None]:
+class unseen:
     """Let operators run unseen at the entry level, also inside an operator's own run, where torch's Python code for
     tensors without data would switch the interception on again.
+
+    Entered for each operator, where a generator would take longer.
     """
-    was_live, _thread.is_live = _thread.is_live, False
-    had_dispatcher, had_key = _is_included(_PYTHON_DISPATCHER), _is_included(_PRE_DISPATCH)
-    _set_included(_PYTHON_DISPATCHER, False)
-    _set_included(_PRE_DISPATCH, False)
-    try:
-        yield
-    finally:
-        _set_included(_PRE_DISPATCH, had_key)
-        _set_included(_PYTHON_DISPATCHER, had_dispatcher)
-        _thread.is_live = was_live
+
+    __slots__ = ("_had_dispatcher", "_had_key", "_was_live")
+
+    def __enter__(self) -> None:
+        self._was_live, _thread.is_live = _thread.is_live, False
+        self._had_dispatcher, self._had_key = _is_included(_PYTHON_DISPATCHER), _is_included(_PRE_DISPATCH)
+        _set_included(_PYTHON_DISPATCHER, False)
+        _set_included(_PRE_DISPATCH, False)
+
+    def __exit__(self, *error: object) -> None:
+        _set_included(_PRE_DISPATCH, self._had_key)
+        _set_included(_PYTHON_DISPATCHER, self._had_dispatcher)
+        _thread.is_live = self._was_live
 
 
 def is_transformed() -> bool:

@@ -16,6 +16,7 @@ import torch
 
 from smelt._torch import dispatch
 from smelt._torch.light_fake import light_mode, unlogged
+from smelt._torch.plain_fake import plain_shadows
 
 try:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -49,6 +50,7 @@ class Shadows:
 
     def __init__(self) -> None:
         self._mode: Any = light_mode(FakeTensorMode)
+        self._plain = plain_shadows(self._mode)
         self._real: dict[int, _Real] = {}  # by the identity of the shadow
         self._of: dict[int, torch.Tensor] = {}
 
@@ -63,7 +65,9 @@ class Shadows:
             base = tensor._base
             if base is not None:
                 self.of(base)
-            shadow: torch.Tensor = self._mode.from_tensor(tensor, static_shapes=True)
+            shadow = self._plain.of(tensor) if base is None and self._plain is not None else None
+            if shadow is None:
+                shadow = self._mode.from_tensor(tensor, static_shapes=True)
             self._of[id(tensor)] = shadow
             self._real[id(shadow)] = _Real(tensor, shadow, _writes(shadow))
         return shadow

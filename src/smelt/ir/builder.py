@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 
 from smelt.diag import Span
 from smelt.ir.graph import Graph
@@ -26,7 +27,6 @@ class Builder:
         self.span: Span | None = None
         self.scope = ""
         self.mode = ""
-        self._names = {v.name for v in graph.values()}
         self._counter = 0
 
     @staticmethod
@@ -36,6 +36,15 @@ class Builder:
         for input_name, type_ in inputs.items():
             builder.add_param(builder.graph.body, input_name, type_)
         return builder
+
+    @cached_property
+    def _names(self) -> set[str]:
+        """The names that are taken: of values there are, and of those there were when the first name was made."""
+        return {v.name for v in self.graph.values()}
+
+    def keep_names(self) -> None:
+        """Give no new value the name of one that is there now, and may soon be gone."""
+        self._names  # noqa: B018 - they are collected when they are first read
 
     def fresh_name(self, wish: str = "") -> str:
         """A name that no value of the graph has: the wish, the wish with a suffix, or the next number."""

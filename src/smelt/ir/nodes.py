@@ -244,11 +244,14 @@ class Region:
                 value.users[self] = value.users.get(self, 0) + 1
 
     def walk(self) -> Iterator[Node]:
-        """All nodes, those of inner regions after the node that holds them."""
-        for node in self:
+        """All nodes, those of inner regions after the node that holds them; to be edited as while iterating."""
+        node = self.first
+        while node is not None:
+            following = node.next
             yield node
             for region in node.regions:
                 yield from region.walk()
+            node = node.next if node.parent is self else following
 
 
 def clone_region(source: Region, target: Region, mapping: dict[Value, Arg]) -> None:

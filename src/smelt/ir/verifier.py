@@ -8,7 +8,7 @@ may be of a narrower type than the result (f32[8] where f32[_] is carried, int w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from smelt.diag import VerifyError
 from smelt.ir.graph import Graph
@@ -40,20 +40,44 @@ def verify(graph: Graph, check: NodeCheck | None = None) -> None:
 def faults(graph: Graph, check: NodeCheck | None = None) -> Iterator[tuple[Node | None, str]]:
     """All faults with the node they are at."""
     values = list(graph.values())
-    for name, count in Counter([v.name for v in values]).items():
-        if count > 1:
-            yield None, f"%{name} is defined {count} times"
-    uses: dict[Value, dict[Node | Region, int]] = {v: {} for v in values}
+    names = [v.name for v in values]
+    if len(set(names)) < len(names):
+        for name, count in Counter(names).items():
+            if count > 1:
+                yield None, f"%{name} is defined {count} times"
+    uses = _Uses(frozenset(values))
     yield from _region_faults(graph.body, set(), uses, check)
-    for value, counted in uses.items():
-        if counted != value.users:
+    for value in values:
+        if value in uses.wrong or sum(value.users.values()) != uses.count.get(value, 0):
             yield value.node, f"the users of %{value.name} are out of step with the arguments"
+
+
+class _Uses:
+    """How often each value of a graph is used. wrong: values that say so otherwise of a user."""
+
+    def __init__(self, values: frozenset[Value]) -> None:
+        self.values = values
+        self.count: dict[Value, int] = {}
+        self.wrong: set[Value] = set()
+
+    def of(self, used: Sequence[Value], user: Node | Region, visible: set[Value]) -> Iterator[str]:
+        """Count the uses by one user; what is wrong with them."""
+        count = self.count
+        for value in used:
+            if value not in self.values:
+                yield f"%{value.name} is not defined in this graph"
+                continue
+            count[value] = count.get(value, 0) + 1
+            if value not in visible:
+                yield f"%{value.name} is used before it is defined"
+            if value.users.get(user) != used.count(value):
+                self.wrong.add(value)
 
 
 def _region_faults(
     region: Region,
     visible: set[Value],
-    uses: dict[Value, dict[Node | Region, int]],
+    uses: _Uses,
     check: NodeCheck | None,
 ) -> Iterator[tuple[Node | None, str]]:
     mine = list(region.params)
@@ -68,10 +92,8 @@ def _region_faults(
             yield node, "the node does not know its region"
             visible.difference_update(mine)
             return
-        for value in node.operands():
-            fault = _use(value, node, visible, uses)
-            if fault:
-                yield node, fault
+        for fault in uses.of(tuple(node.operands()), node, visible):
+            yield node, fault
         for inner in node.regions:
             if inner.owner is not node:
                 yield node, "a region does not know its node"
@@ -89,27 +111,10 @@ def _region_faults(
             mine.append(result)
     if count != region.size:
         yield None, f"a region says it holds {region.size} nodes, and holds {count}"
-    for arg in region.yields:
-        for value in values_in(arg):
-            fault = _use(value, region, visible, uses)
-            if fault:
-                yield region.owner if isinstance(region.owner, Node) else None, fault
+    for fault in uses.of(tuple(v for arg in region.yields for v in values_in(arg)), region, visible):
+        yield region.owner if isinstance(region.owner, Node) else None, fault
     # Nothing of a region is seen outside it.
     visible.difference_update(mine)
-
-
-def _use(
-    value: Value,
-    user: Node | Region,
-    visible: set[Value],
-    uses: dict[Value, dict[Node | Region, int]],
-) -> str:
-    """Count a use; what is wrong with it, or ""."""
-    counted = uses.get(value)
-    if counted is None:
-        return f"%{value.name} is not defined in this graph"
-    counted[user] = counted.get(user, 0) + 1
-    return "" if value in visible else f"%{value.name} is used before it is defined"
 
 
 def _shape_faults(node: Node) -> Iterator[str]:

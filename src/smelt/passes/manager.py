@@ -13,7 +13,7 @@ import torch
 
 from smelt.diag import InternalError, SmeltError
 from smelt.diag.logs import tell, wants
-from smelt.ir import Graph, Node, verify
+from smelt.ir import Graph, Node, Type, verify
 from smelt.ops.check import check as check_node
 from smelt.ops.convert import strided_copy
 from smelt.ops.evaluate import Lookup, evaluate, no_state
@@ -98,9 +98,11 @@ def _run_all(
             continue
         before = after
         started = time.perf_counter()
+        edits = context.seen.edits
         changed = _run_one(graph, one, context, checked)
         seconds = time.perf_counter() - started
-        after = sum(1 for _ in graph.walk())
+        if changed or context.seen.edits != edits:
+            after = sum(1 for _ in graph.walk())
         peak = context.peaks.pop() if context.peaks else None
         reports.append(PassReport(one.name, seconds, changed, before, after, peak))
         if changed and wants("passes"):
@@ -127,18 +129,20 @@ class _Checked:
     """`smelt.ops.check` for nodes that are not as they were when it last found no fault in them."""
 
     def __init__(self) -> None:
-        self._known: dict[Node, tuple[Any, ...]] = {}
+        self._known: dict[Node, tuple[Any, Any, str, list[Type]]] = {}
         self.is_begun = False
 
     def __call__(self, node: Node) -> Sequence[str]:
         # Arguments are replaced as a whole, so that the same objects are the same arguments.
-        now = (node.op, node.args, node.kwargs, *[result.type for result in node.results])
         known = self._known.get(node)
-        if known is not None and len(known) == len(now) and all(map(is_, known, now)):
-            return ()
+        results = node.results
+        if known is not None and known[0] is node.args and known[1] is node.kwargs and known[2] is node.op:
+            types = known[3]
+            if len(types) == len(results) and all(map(is_, types, [result.type for result in results])):
+                return ()
         found = list(check_node(node))
         if not found:
-            self._known[node] = now
+            self._known[node] = node.args, node.kwargs, node.op, [result.type for result in results]
         return found
 
 

@@ -75,6 +75,7 @@ class Rewriter:
         used = next((r for r in node.results if r.users), None)
         if used is not None:
             raise _broken(node, f"%{used.name} is still used", "only a node without users can be erased")
+        self.builder.keep_names()
         for region in node.regions:
             _drop_region(region)
         node.drop_arguments()

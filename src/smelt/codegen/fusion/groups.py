@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from smelt.codegen.fusion.build import Built, build, eager_memory
 from smelt.codegen.fusion.cost import NestCost, cost
 from smelt.codegen.fusion.creation import NUMBERS
+from smelt.codegen.fusion.forms import Forms
 from smelt.codegen.fusion.index import Unfusible
 from smelt.codegen.fusion.parts import part_of, writes_parts
 from smelt.codegen.fusion.promote import NUMBER_TYPES, memory_type
@@ -25,7 +26,6 @@ from smelt.ir import Graph, Node, Region, TensorType, Value, may_hold_tensor
 from smelt.ir.sizes import blind, is_one
 from smelt.ops import sets
 from smelt.ops.effects import effects
-from smelt.ops.meta import call_key
 from smelt.ops.raises import raises_by_data
 from smelt.ops.record import Trait
 from smelt.ops.registry import overload
@@ -299,15 +299,17 @@ class Trials:
 
     def __init__(self, facts: Facts, accepts: Accepts) -> None:
         self.facts = facts
+        self.forms = Forms(facts)
         self._accepts = accepts
         self._known: dict[Hashable, Trial] = {}
 
     def of(self, nodes: Sequence[Node], roots: Sequence[Value]) -> Trial:
         """What a nest of these nodes (in program order) that stores these values would cost."""
-        key = self._key(nodes, roots)
-        if key not in self._known:
-            self._known[key] = self._build(nodes, roots)
-        return self._known[key]
+        key = self.forms.of(nodes, roots).key
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._build(nodes, roots)
+        return found
 
     def _build(self, nodes: Sequence[Node], roots: Sequence[Value]) -> Trial:
         try:
@@ -316,29 +318,3 @@ class Trials:
             return Trial(None, str(why))
         refusal = self._accepts(built)
         return Trial(None, refusal) if refusal is not None else Trial(cost(built.nest))
-
-    def _key(self, nodes: Sequence[Node], roots: Sequence[Value]) -> Hashable:
-        """The group with its values numbered in order of appearance, views between its nodes included."""
-        numbers: dict[Value, int] = {}
-        inside = {r for node in nodes for r in node.results}
-        parts: list[Hashable] = []
-
-        def number(value: Value) -> int:
-            if value not in numbers:
-                numbers[value] = len(numbers)
-                source = self.facts.through.get(value)
-                if source is not None and self.facts.source(value) in inside:
-                    node = value.node
-                    assert node is not None
-                    add(node)
-                elif value in self.facts.numbers and value.node is not None:
-                    parts.append(("number", value.node.op, repr(value.node.args), repr(value.node.kwargs)))
-            return numbers[value]
-
-        def add(node: Node) -> None:
-            key, values = call_key(node.args, node.kwargs)
-            parts.append((node.op, key, tuple(map(number, values)), tuple(map(number, node.results))))
-
-        for node in nodes:
-            add(node)
-        return (tuple(parts), tuple(map(number, roots)))

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from smelt.analysis import nbytes
 from smelt.codegen.fusion.cost import NestCost
 from smelt.codegen.fusion.decisions import Decision
+from smelt.codegen.fusion.forms import Forms
 from smelt.codegen.fusion.groups import Accepts, Facts, Group, Trials, is_fusible
 from smelt.codegen.fusion.parts import part_of
 from smelt.codegen.fusion.pieces import is_needed_by_many
@@ -47,6 +48,7 @@ class Partition:
     groups: tuple[Group, ...]
     facts: Facts
     decisions: tuple[Decision, ...]
+    forms: Forms
 
 
 def partition(
@@ -106,7 +108,7 @@ class _Partition:
         for group in self.groups:
             group.roots = self._roots(group)
         ordered = sorted(self.groups, key=lambda g: self.facts.order[g.nodes[-1]])
-        return Partition(tuple(ordered), self.facts, tuple(self.decisions))
+        return Partition(tuple(ordered), self.facts, tuple(self.decisions), self.trials.forms)
 
     def _is_candidate(self, node: Node) -> bool:
         """Whether a nest can compute a node, and somebody needs it."""
@@ -163,7 +165,7 @@ class _Partition:
         costs = []
         for group, part in parts:
             nodes = self._ordered((*part, *group.nodes))
-            if self._obstacle(nodes, group.segment, self.facts.segment[run[0]]):
+            if self._obstacle(nodes, group.segment, self.facts.segment[run[0]], part):
                 return None
             cost = self.trials.of(nodes, self._roots_with(nodes, (group,), copied=run)).cost
             if cost is None:
@@ -242,7 +244,7 @@ class _Partition:
     def _enter(self, node: Node, group: Group) -> bool:
         """Let a node join one group, stored as well where others need it."""
         nodes = self._ordered((node, *group.nodes))
-        why = self._obstacle(nodes, group.segment, self.facts.segment[node]) or self._holds_up(node, group)
+        why = self._obstacle(nodes, group.segment, self.facts.segment[node], (node,)) or self._holds_up(node, group)
         if why:
             self._note((node, group.nodes[0]), False, why)
             return False
@@ -265,7 +267,8 @@ class _Partition:
         total = 0
         for group in groups:
             nodes = self._ordered((node, *group.nodes))
-            if self._obstacle(nodes, group.segment, self.facts.segment[node]) or self._holds_up(node, group):
+            segment = self.facts.segment[node]
+            if self._obstacle(nodes, group.segment, segment, (node,)) or self._holds_up(node, group):
                 return False
             trial = self.trials.of(nodes, self._roots_with(nodes, (group,), copied=(node,)))
             if trial.cost is None:
@@ -338,7 +341,7 @@ class _Partition:
     def _merge(self, a: Group, b: Group) -> Group | None:
         """One group of two, if a nest can hold them and costs no more."""
         nodes = self._ordered((*a.nodes, *b.nodes))
-        why = self._obstacle(nodes, a.segment, b.segment) or self._waits(a, b)
+        why = self._obstacle(nodes, a.segment, b.segment, nodes) or self._waits(a, b)
         if not why:
             trial = self.trials.of(nodes, self._roots_with(nodes, (a, b)))
             apart = a.nest_cost.total + b.nest_cost.total
@@ -380,20 +383,29 @@ class _Partition:
     def _ordered(self, nodes: Iterable[Node]) -> list[Node]:
         return sorted(dict.fromkeys(nodes), key=self.facts.order.__getitem__)
 
-    def _obstacle(self, nodes: Sequence[Node], segment: int, other: int) -> str:
+    def _obstacle(self, nodes: Sequence[Node], segment: int, other: int, new: Sequence[Node]) -> str:
+        """Why a group cannot have these nodes. new: those that it needs and has not; for two groups, all of them."""
         if segment != other:
             return "a write stands between them"
         if len(nodes) > MAX_NODES:
             return "the nest would be too large"
         if is_needed_by_many(nodes, self.facts):
             return "it would be computed again for many slices of one tensor"
-        return "another kernel stands between them" if self._has_way_back(nodes) else ""
+        return "another kernel stands between them" if self._has_way_back(nodes, new) else ""
 
-    def _has_way_back(self, nodes: Sequence[Node]) -> bool:
-        """Whether something outside needs one of these nodes and is needed by another."""
+    def _has_way_back(self, nodes: Sequence[Node], new: Sequence[Node]) -> bool:
+        """Whether something outside needs one of these nodes and is needed by another.
+
+        No path leads out of a group and back into it, nor to what it needs: where no other group computes one of its
+        nodes again, those of new nodes alone are looked at.
+        """
         members, order = set(nodes), self.facts.order
+        is_again = any(len(self.groups_of.get(node, ())) > 1 for node in nodes)
+        pending = [u for node in (nodes if is_again else new) for u in self._users(node) if u not in members]
+        if not pending:
+            return False
         last = self._reach(order[nodes[-1]])
-        pending = [u for node in nodes for u in self._users(node) if u not in members and order[u] <= last]
+        pending = [u for u in pending if order[u] <= last]
         seen, done = set(pending), set[Group]()
         while pending:
             for partner in self._unit(pending.pop(), members, done):

@@ -7,9 +7,9 @@ part of a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from types import MappingProxyType
 
 from smelt.analysis import used_values
 from smelt.codegen.fusion.groups import Facts
@@ -18,16 +18,29 @@ from smelt.diag import InternalError
 from smelt.ir import Graph, Node
 
 
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """Units that should stand behind other nodes, where that can be, but for nodes of their own.
+
+    units: by their last nodes, with those behind which each should stand. stops: behind which all of these should.
+    """
+
+    units: Mapping[Node, Sequence[Node]] = field(default_factory=dict)
+    stops: Sequence[Node] = ()
+
+
+NO_DELAYS = Delays()
+
+
 def schedule(
     graph: Graph,
     facts: Facts,
     units: Sequence[Sequence[Node]],
-    behind: Mapping[Node, Sequence[Node]] = MappingProxyType({}),
+    delays: Delays = NO_DELAYS,
 ) -> list[Node]:
     """The graph's nodes, every unit in one piece, as near to the source's order as that allows.
 
-    A node in several units (computed again in each) stands with the first. behind: units by their last nodes, with
-    nodes that are to stand before them where that can be. Raises: InternalError for units that need
+    A node in several units (computed again in each) stands with the first. Raises: InternalError for units that need
     one another.
     """
     leader: dict[Node, Node] = {}
@@ -43,7 +56,7 @@ def schedule(
         for one in needed:
             followers[one].append(head)
     missing = {head: len(needed) for head, needed in before.items()}
-    place = {head: _place(head, facts, leader, behind) for head in pieces}
+    place = _places(pieces, facts, leader, {unit[-1]: set(unit) for unit in units}, delays)
     heads = {place[head]: head for head in pieces}
     ready = [place[head] for head in pieces if not missing[head]]
     heapify(ready)
@@ -60,13 +73,25 @@ def schedule(
     return found
 
 
-def _place(
-    head: Node, facts: Facts, leader: Mapping[Node, Node], behind: Mapping[Node, Sequence[Node]]
-) -> tuple[int, int]:
-    """Where a unit is to stand: at its last node, or behind that of another."""
-    own = facts.order[head]
-    last = max((facts.order[leader.get(node, node)] for node in behind.get(head, ())), default=-1)
-    return (own, -1) if last < own else (last, own)
+def _places(
+    heads: Iterable[Node], facts: Facts, leader: Mapping[Node, Node], members: Mapping[Node, Set[Node]], delays: Delays
+) -> dict[Node, tuple[int, int]]:
+    """Where units are to stand: each at its last node, or behind that of another."""
+
+    def end(node: Node) -> int:
+        return facts.order[leader.get(node, node)]
+
+    stops = sorted(delays.stops, key=end, reverse=True)
+    found = {}
+    for head in heads:
+        own = last = facts.order[head]
+        others = delays.units.get(head)
+        if others is not None:
+            inside = members[head]
+            last = max((end(node) for node in others if node not in inside), default=-1)
+            last = max(last, next((end(node) for node in stops if node not in inside), -1))
+        found[head] = (last, own) if last > own else (own, -1)
+    return found
 
 
 def _needs(

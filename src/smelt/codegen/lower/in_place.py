@@ -21,6 +21,7 @@ from smelt.analysis import used_values
 from smelt.codegen.fusion.build import Built
 from smelt.codegen.fusion.chunks import may_refuse
 from smelt.codegen.fusion.groups import Facts, Group
+from smelt.codegen.fusion.schedule import Delays
 from smelt.codegen.kernels.nest import (
     Const,
     Expr,
@@ -98,16 +99,15 @@ class InPlace:
             elif view_source(node) is not value:
                 self._readers.setdefault(memory, []).append(node)
 
-    def delays(self, groups: Iterable[Group], facts: Facts) -> dict[Node, list[Node]]:
+    def delays(self, groups: Iterable[Group], facts: Facts) -> Delays:
         """Groups, by their last nodes, that only make what is written, with the nodes behind which they should run."""
         found: dict[Node, list[Node]] = {}
         for group in groups:
             memories = [memory_of(self._ctx, write.args[0]) for write in filter(None, map(_only_write, group.roots))]
             members = set(group.nodes)
             if memories and all(facts.users(root)[0] <= members for root in group.roots):
-                readers = (n for memory in memories for n in self._readers.get(memory, ()) if n not in members)
-                found[group.nodes[-1]] = [*(n for n in self._stops if n not in members), *readers]
-        return found
+                found[group.nodes[-1]] = [n for memory in memories for n in self._readers.get(memory, ())]
+        return Delays(found, self._stops)
 
     def settle(self, order: Sequence[Node], units: Iterable[Sequence[Node]], passed: Set[Node]) -> None:
         """Say how nodes are lowered: in this order, but those of a unit with the last of it (of several units, where

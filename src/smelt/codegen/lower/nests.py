@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from smelt.codegen.fusion.build import Built, build, eager_memory
-from smelt.codegen.fusion.chunks import Stage, are_pieces, may_refuse, stages
+from smelt.codegen.fusion.chunks import Stage, are_pieces, stages
 from smelt.codegen.fusion.cost import cost
 from smelt.codegen.fusion.decisions import Decision
 from smelt.codegen.fusion.far_rows import far_stages
@@ -23,10 +23,10 @@ from smelt.codegen.fusion.groups import Group, is_fusible
 from smelt.codegen.fusion.index import Unfusible
 from smelt.codegen.fusion.partition import Partition, partition
 from smelt.codegen.fusion.parts import part_of
-from smelt.codegen.fusion.pull import Memory
+from smelt.codegen.fusion.pull import Memory, Where
 from smelt.codegen.fusion.replay import Blank, Loaded, Number, Replay, Source, replay_of
 from smelt.codegen.fusion.rules import RULES
-from smelt.codegen.fusion.schedule import schedule
+from smelt.codegen.fusion.schedule import NO_DELAYS, schedule
 from smelt.codegen.kernels.evaluate import evaluate_nest
 from smelt.codegen.kernels.nest import Nest, Op, expressions, walk
 from smelt.codegen.kernels.operations import OPS
@@ -40,6 +40,7 @@ from smelt.codegen.lower.generic import ANY_LAYOUT
 from smelt.codegen.lower.geometry import Geometry, is_dense, same_layout
 from smelt.codegen.lower.in_place import InPlace, Target, reads_first, why_not
 from smelt.codegen.lower.kernels import About, launch
+from smelt.codegen.lower.known_nests import KnownNests, Made
 from smelt.codegen.lower.sharing import view_source
 from smelt.diag import InternalError, ScheduleError, SmeltWarning, user_level
 from smelt.ir import DType, Node, TensorType, Type, Value
@@ -79,9 +80,9 @@ class Nests:
         found = partition(self.ctx.graph, lambda built: refusal(built.nest, isa), taken, others)
         if self.ctx.has_writes and not self.ctx.builder.in_block:
             self._in_place = InPlace(self.ctx)
-        behind = {} if self._in_place is None else self._in_place.delays(found.groups, found.facts)
+        delays = NO_DELAYS if self._in_place is None else self._in_place.delays(found.groups, found.facts)
         try:
-            self.order = schedule(self.ctx.graph, found.facts, [*units, *(g.nodes for g in found.groups)], behind)
+            self.order = schedule(self.ctx.graph, found.facts, [*units, *(g.nodes for g in found.groups)], delays)
         except InternalError as error:
             self.decisions = (Decision((), False, str(error)),)
             return
@@ -89,6 +90,7 @@ class Nests:
 
     def _accept(self, found: Partition) -> None:
         self.facts = found.facts
+        self._known = KnownNests(found.forms)
         self.decisions = found.decisions
         for group in found.groups:
             self._at[group.nodes[-1]] = group
@@ -166,8 +168,8 @@ class Nests:
             return False
         targets = {} if self._in_place is None else self._in_place.targets(group.nodes, group.roots)
         try:
-            while (ready := self._ready(group, layouts, targets)).refused:
-                for root, why in ready.refused.items():
+            while (ready := self._ready(group, layouts, targets)).made.refused:
+                for root, why in ready.made.refused.items():
                     self.ctx.why_copied[targets.pop(root).write] = why
         except (Unfusible, InternalError) as error:
             self.decisions += (Decision(_names(group.nodes), False, str(error)),)
@@ -197,27 +199,43 @@ class Nests:
             at = Geometry(tensor_type(value).sizes, strides[value])
             return Memory(new[value], f"%{value.name}", targets[value].place.geometry if value in targets else at)
 
+        def make(where: Where, into: Where) -> Made:
+            try:
+                return self._made(group, targets, bool(parts_in), where, into)
+            except Unfusible as why:
+                if not targets:
+                    raise
+                return Made(dict.fromkeys(targets, str(why)))
+
         sources = {root: target.source for root, target in targets.items()}
-        try:
-            built = build(group.roots, self.facts.inside(group.nodes), RULES, where, into, sources)
-            if targets:
-                built = replace(built, nest=reads_first(built.nest))
-            parts = far_stages(built.nest) or stages(built.nest)
-            if parts_in and len(parts) > 1:
-                raise Unfusible("what it writes to is read in a part of its own")
-            refused = why_not(built, targets, len(parts) > 1) if targets else {}
-            if refused:
-                return _Ready(refused)
-            emitted = [(s, k) for n, s in enumerate(parts, len(ctx.nests)) for k in self._emitted(s.nest, n)]
-        except Unfusible as why:
-            if not targets:
-                raise
-            return _Ready(dict.fromkeys(targets, str(why)))
-        return _Ready({}, built, parts, emitted, targets, written, new, strides, places)
+        if self.ctx.options.loops or current_trace() is not None:
+            made = make(where, into)  # by the kernel's number; of sizes that are known by name
+        else:
+            made = self._known.made(group, sources, bool(parts_in), where, into, make)
+        return _Ready(made, targets, written, new, strides, places)
+
+    def _made(self, group: Group, targets: Mapping[Value, Target], is_part: bool, where: Where, into: Where) -> Made:
+        """A group's nest with its kernels, which writes to these targets; or why some of those are refused.
+
+        is_part: part of a tensor is written. Raises: Unfusible.
+        """
+        sources = {root: target.source for root, target in targets.items()}
+        built = build(group.roots, self.facts.inside(group.nodes), RULES, where, into, sources)
+        if targets:
+            built = replace(built, nest=reads_first(built.nest))
+        parts = far_stages(built.nest) or stages(built.nest)
+        if is_part and len(parts) > 1:
+            raise Unfusible("what it writes to is read in a part of its own")
+        refused = why_not(built, targets, len(parts) > 1) if targets else {}
+        if refused:
+            return Made(refused)
+        return Made.of(
+            built, parts, [(s, k) for n, s in enumerate(parts, len(self.ctx.nests)) for k in self._emitted(s.nest, n)]
+        )
 
     def _launch(self, group: Group, ready: _Ready) -> None:
-        ctx, built, parts = self.ctx, ready.built, ready.parts
-        assert built is not None
+        ctx, built, parts = self.ctx, ready.made.built, ready.made.parts
+        assert built is not None and ready.made.cost is not None
         ctx.nests += [None if current_trace() is not None else stage.nest for stage in parts]
         places, new = dict(ready.places), ready.new
         for root in group.roots:
@@ -238,9 +256,10 @@ class Nests:
         if are_pieces(parts):
             piece_of = len(ctx.kernels) + 1
             pieces = f"in {len(parts)} launches, one for each part of a join: one would load all for each element"
-            nbytes = cost(built.nest).nbytes
+            nbytes = ready.made.cost.nbytes
             self.decisions += (Decision(_names(group.nodes), True, pieces, nbytes, nbytes),)
-        for stage, kernel in ready.emitted:
+        for piece in ready.made.pieces:
+            stage, kernel = piece.stage, piece.kernel
             buffers = [self._slot(stage, n, slots, spare) for n in range(len(stage.nest.buffers))]
             launch(
                 ctx,
@@ -253,11 +272,11 @@ class Nests:
                 item_ns=kernel.item_ns,
                 scratch_nbytes=kernel.scratch_nbytes,
                 piece_of=piece_of,
-                may_refuse=may_refuse(stage.nest),
+                may_refuse=piece.may_refuse,
                 label=" ".join(dict.fromkeys(n.op.split(".")[1] for n in group.nodes)),
-                about=About(str(stage.nest), group.nodes, cost(stage.nest).nbytes, cost(stage.nest).operations),
+                about=About(str(stage.nest), group.nodes, piece.cost.nbytes, piece.cost.operations),
             )
-        self._note(group, ready.emitted[-1][1].source.symbol)
+        self._note(group, ready.made.pieces[-1].kernel.source.symbol)
 
     def _emitted(self, nest: Nest, number: int) -> tuple[EmittedKernel, ...]:
         """The kernels of a nest, with the steps that a schedule took on it, where they fit."""
@@ -382,21 +401,18 @@ class Nests:
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """What a group's launch is made of; or, of targets, why its nest may not write to them.
+    """What a group's launch is made of.
 
     written: where roots lie that are written to what is there. new: the key of each root's memory. places: the memory
     of what is loaded, by key.
     """
 
-    refused: Mapping[Value, str]
-    built: Built | None = None
-    parts: Sequence[Stage] = ()
-    emitted: Sequence[tuple[Stage, EmittedKernel]] = ()
-    targets: Mapping[Value, Target] = field(default_factory=dict)
-    written: Mapping[Value, Place] = field(default_factory=dict)
-    new: Mapping[Value, Hashable] = field(default_factory=dict)
-    strides: Mapping[Value, tuple[int, ...]] = field(default_factory=dict)
-    places: Mapping[Hashable, Storage] = field(default_factory=dict)
+    made: Made
+    targets: Mapping[Value, Target]
+    written: Mapping[Value, Place]
+    new: Mapping[Value, Hashable]
+    strides: Mapping[Value, tuple[int, ...]]
+    places: Mapping[Hashable, Storage]
 
 
 @dataclass(frozen=True, slots=True)
