@@ -338,7 +338,13 @@ class _Functionalizer:
         self.catch_up()
         external = [r for r in self.content if is_external(r) and self.content[r] is not r]
         followed = set(external)
-        values = {r: self._apart(self.content[r], r, followed) for r in sorted(external, key=self._order)}
+        places = {node: i for i, node in enumerate(self.rewriter.graph.body)}
+
+        def order(root: Value) -> tuple[int, int]:
+            owner = root.owner
+            return (0, owner.params.index(root)) if isinstance(owner, Region) else (1, places[owner])
+
+        values = {r: self._apart(self.content[r], r, followed) for r in sorted(external, key=order)}
         for root, value in values.items():
             written = self.rewriter.insert("write", (root, value), (root.type,), end_of=body)
             self.content[root] = written.result
@@ -346,11 +352,6 @@ class _Functionalizer:
             # Whatever is yielded must lie in the one memory, as its aliases do.
             self.version[root] = next(self.versions)
         self._substitute_yields(body)
-
-    def _order(self, root: Value) -> tuple[int, int]:
-        if isinstance(root.owner, Region):
-            return (0, root.owner.params.index(root))
-        return (1, next(i for i, n in enumerate(self.rewriter.graph.body) if n is root.owner))
 
     def _apart(self, value: Value, root: Value, external: set[Value]) -> Value:
         """The value, copied if it lies in memory that is about to be written; it may be the written tensor itself."""

@@ -173,9 +173,13 @@ class Watch:
         return self._step
 
     def _enter(self, frame: Any, event: str, arg: Any) -> Any:
-        if self._kind(frame) == _FOREIGN and any(map(holds_staged, list(frame.f_locals.values()))):
+        # Called for each function that runs: what is known of most is looked up here.
+        number = id(frame.f_code)
+        known = self._kinds.get(number)
+        kind = self._kind(frame) if known is None else known[0]
+        if kind == _FOREIGN and any(map(holds_staged, list(frame.f_locals.values()))):
             self._refuse(frame)
-        if id(frame.f_code) not in self._met or self._asking:
+        if number not in self._met or self._asking:
             found = self._meet(frame, event, arg)
             if found is not None:
                 return found
