@@ -16,6 +16,7 @@ from smelt.ops.placements import Partial, Placement, Replicate, Shard
 from smelt.parallel.differs import together
 from smelt.parallel.mesh import Mesh
 from smelt.parallel.partition import _Partitioner
+from smelt.parallel.stages import Pipe
 
 
 class Deep(nn.Module):
@@ -28,6 +29,17 @@ class Deep(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.first(x).relu()
         return (self.down(self.up(h).tanh()) + h).square().mean()
+
+
+class Counted(nn.Module):
+    """A loss that counts its targets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.second(self.first(x).relu()), y)
 
 
 def _scheduled() -> smelt.Schedule:
@@ -93,6 +105,27 @@ def test_the_first_gradient_on_the_way_back(monkeypatch: pytest.MonkeyPatch) -> 
     # Shares of the gradient of h are not added up: of both parameters of `first`, backward comes to these together.
     assert error.what in (f"the first gradient that differs is that of first.{name}" for name in ("weight", "bias"))
     assert any("all values of forward agree" in note and "in first" in note for note in error.notes)
+
+
+def test_the_first_value_in_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin: Callable[..., Any] = Pipe.begin
+
+    def counts_wrong(self: Pipe, inputs: Any, state: Any) -> Any:
+        call = begin(self, inputs, state)
+        call.given = [[2 * value for value in one] for one in call.given]
+        return call
+
+    torch.manual_seed(0)
+    s = smelt.schedule(Counted(), (torch.randn(4, 8), torch.tensor([1, 2, -100, 3])))
+    s.pipeline(2, "pp", microbatches=2)  # the step about stages
+    assert s.verify(mesh="pp=2", steps=1).error < 1e-5
+    with monkeypatch.context() as patched:
+        patched.setattr(Pipe, "begin", counts_wrong)
+        with pytest.raises(VerifyError) as caught:
+            s.verify(mesh="pp=2")
+    # How many targets there are is counted before the stages; the loss divides by it.
+    assert "cross_entropy" in caught.value.what and "in stage 1" in caught.value.what
+    assert "the step about stages" in _line(caught.value)
 
 
 class _ByNorm(torch.optim.Optimizer):

@@ -24,7 +24,9 @@ from smelt.parallel.marks import Batch, Divide, Mark, Pipeline, Stored, Sync
 from smelt.parallel.mesh import Mesh
 from smelt.parallel.module import Whole
 from smelt.parallel.parted import Parted
+from smelt.parallel.pipeline import stages_of
 from smelt.parallel.simulate import World
+from smelt.parallel.stages import Pipe, localize_stage
 from smelt.parallel.syncs import values_of
 
 _ROUNDING = 10.0
@@ -45,35 +47,103 @@ class First:
 
 
 def first_value(
-    whole: Whole, parts: Sequence[Parted], args: tuple[Any, ...], kwargs: Mapping[str, Any], marks: Sequence[Mark],
-    ties: Mapping[str, str], seed: int, tolerance: float,
+    whole: Whole, parts: Sequence[Parted], pipes: Sequence[Pipe | None], args: tuple[Any, ...],
+    kwargs: Mapping[str, Any], marks: Sequence[Mark], ties: Mapping[str, str], seed: int, tolerance: float,
 ) -> First | None:  # fmt: skip
-    """The first value of the whole graph that ranks have otherwise; None where all agree."""
+    """The first value of the whole graph that ranks have otherwise; None where all agree.
+
+    pipes: of ranks that have stages. They are compared stage by stage where the parts that they are made of agree.
+    """
     inputs = whole.signature.flatten(args, kwargs)
     torch.manual_seed(seed)
     wanted = _values(whole.graph, inputs, whole.lookup)
-    mesh = parts[0].mesh
 
-    def rank_program(rank: int) -> dict[str, torch.Tensor]:
-        part = parts[rank]
+    def local_inputs(part: Parted) -> list[Any]:
         names = [value.name for value in part.graph.inputs]
-        own = [part.local(n, x) if isinstance(x, torch.Tensor) else x for n, x in zip(names, inputs, strict=True)]
-        return _values(part.graph, own, lambda kind, path: part.local(path, whole.lookup(kind, path)))
+        return [part.local(n, x) if isinstance(x, torch.Tensor) else x for n, x in zip(names, inputs, strict=True)]
 
-    torch.manual_seed(seed)
-    found = World(mesh).run(rank_program)
-    for node in whole.graph.walk():
+    def part_program(rank: int) -> dict[str, torch.Tensor]:
+        part = parts[rank]
+        return _values(part.graph, local_inputs(part), lambda kind, path: part.local(path, whole.lookup(kind, path)))
+
+    def staged_program(rank: int) -> dict[str, torch.Tensor]:
+        part, pipe = parts[rank], pipes[rank]
+        assert pipe is not None
+        return _staged_values(pipe, part, local_inputs(part), whole)
+
+    for program in (part_program, *((staged_program,) if all(pipes) else ())):
+        torch.manual_seed(seed)
+        found = _first(whole.graph, wanted, World(parts[0].mesh).run(program), parts[0], tolerance)
+        if found is not None:
+            value, node, told = found
+            stage = _stage_of(pipes, parts[0], value.name) if program is staged_program else ""
+            what = f"%{value.name}, which {node.op} gives{_of(node.scope)}{stage}: {told}"
+            step = step_about(whole.graph, node, marks, ties)
+            if stage:
+                step = next((mark for mark in marks if isinstance(mark, Pipeline)), step)
+            return First(what, node.span, step, _operands(node, parts[0]))
+    return None
+
+
+def _first(
+    graph: Graph, wanted: Mapping[str, torch.Tensor], found: Sequence[Mapping[str, torch.Tensor]], first: Parted,
+    tolerance: float,
+) -> tuple[Value, Node, str] | None:  # fmt: skip
+    """The first value that differs, its node, and how. first: rank 0's part."""
+    mesh = first.mesh
+    for node in graph.walk():
         for value in node.results:
-            pieces = {rank: one[value.name] for rank, one in enumerate(found) if value.name in one}
-            lies = parts[0].placements.get(value.name, {})
+            name = first.names_now.get(value.name, value.name)
+            pieces = {rank: one[name] for rank, one in enumerate(found) if name in one}
+            lies = first.placements.get(value.name, {})
             # Rows in an order of each rank's own cannot be compared; what they become can.
             if value.name not in wanted or len(pieces) < mesh.size or any(map(_is_sorted, lies.values())):
                 continue
             told = _difference(wanted[value.name], pieces, lies, mesh, tolerance)
             if told is not None:
-                what = f"%{value.name}, which {node.op} gives{_of(node.scope)}: {told}"
-                return First(what, node.span, step_about(whole.graph, node, marks, ties), _operands(node, parts[0]))
+                return value, node, told
     return None
+
+
+def _stage_of(pipes: Sequence[Pipe | None], first: Parted, name: str) -> str:
+    """In which stage a value of the whole graph is made, in words."""
+    if pipes[0] is None:
+        return ""
+    stages, name = stages_of(pipes[0].plan), first.names_now.get(name, name)
+    name = pipes[0].plan.names.get(name, name)
+    return f", in stage {stages[name]}" if name in stages else ""
+
+
+def _staged_values(pipe: Pipe, part: Parted, inputs: Sequence[Any], whole: Whole) -> dict[str, torch.Tensor]:
+    """The tensors of a run of all stages one after the other, those of microbatches put together."""
+    plan = pipe.plan
+    state = {
+        str(node.args[0]): part.local(str(node.args[0]), whole.lookup(node.op, str(node.args[0])))
+        for graph in (plan.wholes, plan.sums, *(stage.graph for stage in plan.stages))
+        for node in graph.walk()
+        if node.op in STATE_OPS
+    }
+    graphs = [stage.graph.clone() for stage in plan.stages]
+    for graph in graphs:
+        localize_stage(graph)
+    call = pipe.begin(inputs, state)
+    seen: dict[str, list[torch.Tensor]] = {}
+    for m in range(plan.microbatches):
+        made: dict[str, torch.Tensor] = {}
+        for stage, graph in zip(plan.stages, graphs, strict=True):
+            own = [made[n] if kind == "value" else pipe.of_microbatch(call, kind, n, m) for kind, n in stage.inputs]
+            made |= _values(graph, own, lambda kind, path: state[path])
+        for name, tensor in made.items():
+            seen.setdefault(name, []).append(tensor)
+    now = {name: plan.names.get(name, name) for name in plan.placements}
+    return {name: _in_time(seen[other], plan.placements[name]) for name, other in now.items() if other in seen}
+
+
+def _in_time(tensors: Sequence[torch.Tensor], at: Placement | None) -> torch.Tensor:
+    """A value of the whole batch."""
+    if isinstance(at, Shard):
+        return whole_of(tensors, at)
+    return _total(tensors, at) if isinstance(at, Partial) else tensors[0]
 
 
 def _is_sorted(at: Placement) -> bool:

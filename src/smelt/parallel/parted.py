@@ -33,7 +33,7 @@ class Parted:
     """One rank's part of a program.
 
     inputs, state: by name or path, how each lies along each axis; only divided ones. outputs: the same, by number.
-    placements: of values of the graph, by name and axis, where they were made.
+    placements: of values, by name and axis, where they were made. names_now: how the whole graph's are called in this.
     names: of parameters with several names, the one that the program uses.
     """
 
@@ -46,6 +46,7 @@ class Parted:
 
     names: dict[str, str] = field(default_factory=dict)
     placements: dict[str, dict[str, Placement]] = field(default_factory=dict)
+    names_now: dict[str, str] = field(default_factory=dict)
 
     def state_of(self, path: str) -> dict[str, Shard]:
         """How a parameter or buffer lies, by any of its names."""
@@ -78,6 +79,7 @@ def parted(graph: Graph, mesh: Mesh, rank: int, marks: Sequence[Mark], ties: Map
     """
     here = mesh.coordinates(rank)
     found = Parted(graph, mesh, rank, {}, {}, [{} for _ in graph.outputs])
+    found.names_now = {value.name: value.name for value in graph.values()}
     by_first = {ties.get(path, path): path for n in graph.walk() if n.op in STATE_OPS for path in (str(n.args[0]),)}
     found.names = {other: by_first[first] for other, first in ties.items() if first in by_first}
     for axis in _in_order(mesh, marks):
@@ -93,8 +95,14 @@ def parted(graph: Graph, mesh: Mesh, rank: int, marks: Sequence[Mark], ties: Map
         )  # fmt: skip
         check_syncs(wanted, made)
         found.graph = made.graph
+        known = set(found.names_now.values())
         for name, at in made.placements.items():
-            found.placements.setdefault(name, {})[axis] = at
+            if name not in known:
+                found.placements.setdefault(name, {})[axis] = at
+        for name, now in found.names_now.items():
+            if now in made.placements:
+                found.placements.setdefault(name, {})[axis] = made.placements[now]
+            found.names_now[name] = made.names.get(now, now)
         for name, at in made.inputs.items():
             if isinstance(at, Shard):
                 where = found.inputs if name in {v.name for v in graph.inputs} else found.state
@@ -102,6 +110,9 @@ def parted(graph: Graph, mesh: Mesh, rank: int, marks: Sequence[Mark], ties: Map
         for number, at in enumerate(made.outputs):
             if isinstance(at, Shard):
                 found.outputs[number][axis] = at
+    for name, now in found.names_now.items():
+        if now != name and name in found.placements:
+            found.placements.setdefault(now, {}).update(found.placements[name])
     _complete(found)
     return found
 

@@ -86,7 +86,8 @@ class Placed:
 class Partition:
     """A rank's graph, and how its inputs, state and outputs lie.
 
-    placements: of all values, by name. before: of those in `syncs`, how they came; where: at which line.
+    placements: of all values, by name. names: of those that have another one now, that. before: of those in `syncs`,
+    how they came; where: at which line.
     """
 
     graph: Graph
@@ -95,6 +96,7 @@ class Partition:
     inputs: dict[str, Placement]
     outputs: list[Placement]
     placements: dict[str, Placement] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
     before: dict[str, Placement] = field(default_factory=dict)
     where: dict[str, Span | None] = field(default_factory=dict)
 
@@ -168,7 +170,9 @@ class _Partitioner:
         self.made.body.set_yields(tuple(yields))
         self._drop_gathers()
         placements = {value.name: placed.base for value, placed in self.placed.items()}
-        return Partition(self.made, self.axis, self.rank, self.inputs, lie, placements, self.before, self.lines)
+        now = {value.name: placed.forms[placed.base].name for value, placed in self.placed.items()}
+        names = {name: other for name, other in now.items() if other != name}
+        return Partition(self.made, self.axis, self.rank, self.inputs, lie, placements, names, self.before, self.lines)
 
     def _drop_gathers(self) -> None:
         """Take out what was gathered for nobody, with views of it."""

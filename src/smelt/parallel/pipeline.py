@@ -95,7 +95,8 @@ class Crossing:
 @dataclass(slots=True)
 class Pipelined:
     """sums, wholes: compute what is given, of each microbatch, and once a step. inputs: how they fall into
-    microbatches; outputs: how what microbatches give becomes one.
+    microbatches; outputs: how what microbatches give becomes one. ends: of the stages, in nodes. placements,
+    names: of values in time, as of `Partition`.
     """
 
     stages: list[Stage]
@@ -108,6 +109,8 @@ class Pipelined:
     outputs: list[Placement]
     ties: dict[str, tuple[int, ...]]
     ends: list[int]
+    placements: dict[str, Placement]
+    names: dict[str, str]
 
 
 def staged(
@@ -184,7 +187,10 @@ def pipelined(
     _check_writers(graph, users, where)
     ties = {path: tuple(sorted(at)) for path, at in users.items() if len(at) > 1 and path in trained}
     inputs = {name: at for name, at in made.inputs.items() if name in {v.name for v in graph.inputs}}
-    return Pipelined(stages, microbatches, crossings, given, sums, wholes, inputs, made.outputs, ties, ends)
+    return Pipelined(
+        stages, microbatches, crossings, given, sums, wholes, inputs, made.outputs, ties, ends, made.placements,
+        made.names,
+    )  # fmt: skip
 
 
 def stages_of(plan: Pipelined) -> dict[str, int]:

@@ -164,7 +164,7 @@ def prove(
         proof = _compared(mesh, wanted, found, parts, tolerance)
     except VerifyError as error:
         raise _explained(
-            error, copy, forwards[0], parts, (wanted[0], [one[0] for one in found]), args, kwargs, tolerance
+            error, copy, forwards, parts, (wanted[0], [one[0] for one in found]), args, kwargs, tolerance
         ) from None
     proof.clock, memories = measured(mesh, forwards, [updates.get(r) for r in range(mesh.size)], figures)
     proof.links, proof.figures, proof.part = world.links, figures, ranks[0][1]
@@ -352,15 +352,16 @@ def _error(one: torch.Tensor, want: torch.Tensor, scale: float) -> float:
 
 
 def _explained(
-    error: VerifyError, copy: Copy, forward: PartedForward, parts: Sequence[Parted],
+    error: VerifyError, copy: Copy, forwards: Sequence[PartedForward], parts: Sequence[Parted],
     first: tuple[Snapshot, Sequence[Snapshot]], args: tuple[Any, ...], kwargs: Mapping[str, Any], tolerance: float,
 ) -> VerifyError:  # fmt: skip
     """The error with the first value that differs, and the step that is about it. first: the snapshots of step 1."""
-    numbers = torch.get_rng_state()
+    numbers, forward = torch.get_rng_state(), forwards[0]
+    pipes = [one.entries[0].pipe for one in forwards]
     try:
         args, given = positional(forward.parameters, args, kwargs)
         whole = whole_program(copy, args, given, forward.flags())
-        found = first_value(whole, parts, args, given, forward.marks, forward.ties, _SEED, tolerance)
+        found = first_value(whole, parts, pipes, args, given, forward.marks, forward.ties, _SEED, tolerance)
         gradient = (
             None
             if found is not None

@@ -164,6 +164,12 @@ class Pipe:
             given.append([part_of(value, one.shard, m).contiguous() if one.shard else value for m in range(count)])
         return _Call(named, given)
 
+    def of_microbatch(self, call: _Call, kind: str, name: str, microbatch: int) -> Any:
+        """What of an input, or of a value that is computed before the stages, a microbatch uses."""
+        if kind == "given":
+            return call.given[int(name.removeprefix("given_"))][microbatch]
+        return self._part(call.inputs[name], name, microbatch)
+
     def _part(self, value: Any, name: str, microbatch: int) -> Any:
         at = self.plan.inputs.get(name)
         return part_of(value, at, microbatch).contiguous() if isinstance(at, Shard) else value
@@ -205,10 +211,8 @@ class Pipe:
             call.results[number, m] = outputs[place]
 
     def _input(self, call: _Call, code: _Code, kind: str, name: str, m: int) -> Any:
-        if kind == "input":
-            return self._part(call.inputs[name], name, m)
-        if kind == "given":
-            return call.given[int(name.removeprefix("given_"))][m]
+        if kind != "value":
+            return self.of_microbatch(call, kind, name, m)
         key = name, m
         if key not in call.values:
             crossing = self.plan.crossings[name]
