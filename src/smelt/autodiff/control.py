@@ -8,7 +8,7 @@
 
 What an iteration began with is saved, and its body is computed again where the gradient needs it. Gradients of what all
 iterations use are summed last iteration first, as autograd sums them. Invariant: nothing that draws random numbers, or
-acts on the world, is computed twice.
+acts on the world, is computed twice; what ranks exchange in a body, they exchange once more in its gradient.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from smelt.autodiff.loops import carry, count_of, divided, is_sized, minus, numb
 from smelt.diag import SmeltError
 from smelt.ir import BOOL, INT, STATE_OPS, Arg, ListType, Node, Region, TensorType, Value
 from smelt.ops.catalogue import record_of
+from smelt.ops.collectives import COLLECTIVES
 from smelt.ops.effects import effects
 from smelt.ops.lowering import GraphEmitter
 from smelt.rewrite import Rewriter, add_result, copy_nodes, first_carried
@@ -38,6 +39,8 @@ def reverse_control(reverse: Reverse, node: Node) -> None:
     """Hand the gradients of a branch's or a loop's results to what it uses. Raises: SmeltError (S0303)."""
     for inner in (inner for region in node.regions for inner in region.walk()):
         found = effects(inner)
+        if inner.op in COLLECTIVES:
+            continue  # all ranks come to it once more, in the same order
         if not inner.regions and (found.io or (found.rng and not _is_in_branches(inner, node))):
             raise _cannot(inner, "it would be done twice in the gradient of a branch or a loop")
     {"if": _branch, "for": _for, "while": _while}[node.op](reverse, node)

@@ -11,13 +11,13 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from smelt.capture.signature import Signature
 from smelt.compiler.tracing import trace
-from smelt.diag import Options, SmeltError, SmeltWarning
+from smelt.diag import Options, SmeltError, SmeltWarning, Span
 from smelt.ir import Graph, TensorType, Type, Value
 from smelt.ops.collectives import Communicator
 from smelt.ops.convert import type_of
@@ -39,6 +39,12 @@ class Whole:
     graph: Graph
     signature: Signature
     lookup: Callable[[str, str], Any]
+    own_backward: str = ""
+    own_line: Span | None = None
+
+
+Wholes: TypeAlias = dict[Any, Whole]
+"""Programs that ranks of one process have in common: a second capture may find caches that the first one left."""
 
 
 def whole_program(copy: Copy, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: Sequence[bool]) -> Whole:
@@ -55,7 +61,8 @@ def whole_program(copy: Copy, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
     finally:
         torch.set_rng_state(numbers)
     unit = program.unit
-    return Whole(unit.graph, unit.signature, unit.lookup)
+    captured = unit.captured
+    return Whole(unit.graph, unit.signature, unit.lookup, captured.own_backward, captured.own_line)
 
 
 @dataclass(slots=True)
@@ -71,6 +78,7 @@ class Entry:
     whole_inputs: tuple[str, ...]
     programs: dict[tuple[bool, ...], PartedProgram | PartedInference]
     pipe: Pipe | None = None
+    why_no_gradients: SmeltError | None = None
 
     @property
     def trained(self) -> PartedProgram | PartedInference | None:
@@ -84,8 +92,9 @@ class PartedForward:
 
     def __init__(
         self, module: torch.nn.Module, copy: Copy, mesh: Mesh, rank: int, marks: Sequence[Mark],
-        ties: Mapping[str, str], with_: Communicator | None, options: Options,
+        ties: Mapping[str, str], with_: Communicator | None, options: Options, wholes: Wholes | None = None,
     ) -> None:  # fmt: skip
+        self.wholes: Wholes = {} if wholes is None else wholes
         self.module, self.copy, self.mesh, self.rank = module, copy, mesh, rank
         self.marks, self.ties, self.with_, self.options = tuple(marks), dict(ties), with_, options
         self._entries: dict[Any, Entry] = {}
@@ -95,13 +104,16 @@ class PartedForward:
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Parted:
         """Make ready for calls of which these are the whole arguments, those of all ranks together."""
         args, kwargs = self._positional(args, kwargs)
-        whole = whole_program(self.copy, args, kwargs, self.flags())
+        key = tuple(map(id, tensors_in((args, kwargs)))), self.flags()
+        whole = self.wholes.get(key) or whole_program(self.copy, args, kwargs, self.flags())
+        self.wholes[key] = whole
         self._agree(_told_of(whole.graph, self.mesh, self.marks))
         part = parted(whole.graph, self.mesh, self.rank, self.marks, self.ties)
         graph, places, unseen = flat(part.graph)
         entry = Entry(
-            part, whole.signature, graph, places, unseen, whole.lookup, tuple(v.name for v in whole.graph.inputs), {}
-        )
+            part, whole.signature, graph, places, unseen, whole.lookup, tuple(v.name for v in whole.graph.inputs), {},
+            why_no_gradients=_why_no_gradients(whole),
+        )  # fmt: skip
         entry.pipe = self._pipe(part, whole.graph)
         inputs = whole.signature.flatten(args, kwargs)
         local = [self._local_input(part, v.name, x) for v, x in zip(whole.graph.inputs, inputs, strict=True)]
@@ -116,7 +128,7 @@ class PartedForward:
         entry, inputs = self._found(args, given)
         inputs = _row_major(entry, inputs)
         if entry.pipe is not None:
-            return entry.signature.rebuild(self._piped(entry.pipe, inputs), args, given)
+            return entry.signature.rebuild(self._piped(entry, entry.pipe, inputs), args, given)
         state = [self._state(entry, kind, path) for kind, path in entry.places]
         everything = [*inputs, *state]
         grad = torch.is_grad_enabled()
@@ -141,13 +153,15 @@ class PartedForward:
         ranks = self.mesh.extent(mark.axis)
         return Pipe(plan, names, mark.axis, ranks, here, mark.schedule, self.with_, self.options, self.trained)
 
-    def _piped(self, pipe: Pipe, inputs: Sequence[Any]) -> list[Any]:
-        state = {path: self._tensor(path) for path in sorted(pipe.state)}
+    def _piped(self, entry: Entry, pipe: Pipe, inputs: Sequence[Any]) -> list[Any]:
+        state = {path: self._state(entry, kind, path) for path, kind in sorted(pipe.state.items())}
         call = pipe.begin([x.detach() if isinstance(x, torch.Tensor) else x for x in inputs], state)
         trained = [path for path, tensor in state.items() if tensor.requires_grad]
         if not torch.is_grad_enabled() or not any(self.trained.values()):
             pipe.run(call, pipe.forwards.orders[pipe.rank], state, keeps=False)
             return pipe.outputs(call)
+        if entry.why_no_gradients is not None:
+            raise entry.why_no_gradients
         # A stage may have no parameter of its own, and has to go back all the same.
         anchor = torch.zeros((), requires_grad=True)
         return list(PipeNode.apply(pipe, call, state, tuple(trained), anchor, *(state[path] for path in trained)))
@@ -157,11 +171,13 @@ class PartedForward:
         args, given = self._positional(args, kwargs)
         entry, inputs = self._found(args, given)
         pipe, inputs = entry.pipe, _row_major(entry, inputs)
+        if entry.why_no_gradients is not None:
+            raise entry.why_no_gradients
         if pipe is None:
             result = self(*args, **given)
             loss_of(tensors_in(result)).backward()
             return result
-        state = {path: self._tensor(path) for path in sorted(pipe.state)}
+        state = {path: self._state(entry, kind, path) for path, kind in sorted(pipe.state.items())}
         call = pipe.begin([x.detach() if isinstance(x, torch.Tensor) else x for x in inputs], state)
         number = next((i for i, v in enumerate(entry.part.graph.outputs) if _is_loss(v)), None)
         if number is None:
@@ -178,9 +194,15 @@ class PartedForward:
             return entry.signature.rebuild(pipe.outputs(call), args, given)
 
     def owned(self, part: Parted) -> frozenset[str] | None:
-        """Of a pipeline, the parameters and buffers that this rank has."""
+        """Of a pipeline, the parameters and buffers that this rank has; the first one has those that no stage uses."""
         pipe = self.entry_of(part).pipe
-        return None if pipe is None else frozenset(pipe.state)
+        if pipe is None:
+            return None
+        own, used = frozenset(pipe.state), pipe.plan.state
+        if pipe.rank:
+            return own
+        every = (*self.module.named_parameters(remove_duplicate=False), *self.module.named_buffers())
+        return own | {name for name, _ in every if not _names(part, name) & used}
 
     def _tensor(self, path: str) -> torch.Tensor:
         owner, _, name = path.rpartition(".")
@@ -190,6 +212,8 @@ class PartedForward:
     def _program(self, entry: Entry, requires: tuple[bool, ...]) -> PartedProgram | PartedInference:
         if not any(requires):
             return PartedInference(entry.graph, self.options, self.with_)
+        if entry.why_no_gradients is not None:
+            raise entry.why_no_gradients
         return PartedProgram(entry.graph, requires, self.options, self.with_, entry.unseen)
 
     @property
@@ -296,6 +320,17 @@ class PipeNode(torch.autograd.Function):
         pipe.run(call, [a for a in actions if a.is_backward], ctx.state, keeps=True)
         pipe.tie(call)
         return (None, None, None, None, None, *(call.sums.get(path) for path in ctx.trained))
+
+
+def _why_no_gradients(whole: Whole) -> SmeltError | None:
+    """Why ranks cannot train a program; None where they can."""
+    if not whole.own_backward:
+        return None
+    return SmeltError(
+        f"ranks have no gradients of {whole.own_backward}", whole.own_line, code="S0641",
+        why="its backward is Python, and they derive their gradients from operators",
+        fix="write it in operators (s.replace), or run the model with torch.no_grad() or frozen parameters",
+    )  # fmt: skip
 
 
 def _row_major(entry: Entry, inputs: Sequence[Any]) -> list[Any]:

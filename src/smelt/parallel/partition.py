@@ -705,15 +705,15 @@ class _Partitioner:
     # --- branches and loops
 
     def _control(self, node: Node) -> None:
-        count = len(node.results)
-        firsts = node.args[len(node.args) - count :] if node.op != "if" else ()
-        lead = node.args[: len(node.args) - len(firsts)]
-        guess: list[Placement] = [self._carried(arg) for arg in firsts]
-        if node.op == "if":
-            guess = [WHOLE] * count
+        count = 0 if node.op == "if" else len(node.results)
+        firsts = node.args[len(node.args) - count :]
+        lead = node.args[: len(node.args) - count]
+        guess: list[Placement] = [self._carried(arg) for arg in firsts] if count else [WHOLE] * len(node.results)
+        settled: set[int] = set()
         while True:
             made = self._attempt(node, lead, firsts, guess)
-            found = self._regions(node, made, guess)
+            ends = self._regions(node, made, guess)
+            found = [self._joined(i, at, ends[i], settled) for i, at in enumerate(guess)]
             if found == guess:
                 break
             assert made.parent is not None
@@ -727,6 +727,17 @@ class _Partitioner:
             else:
                 self._known(result, value, WHOLE)
 
+    def _joined(self, number: int, at: Placement, ends: Sequence[Placement], settled: set[int]) -> Placement:
+        """In which placement a result is handed on. ends: in which the regions come to it; settled: those, by number,
+        that have been tried in another one."""
+        if all(end == at for end in ends) or number in settled:
+            return at
+        one = ends[0]
+        if isinstance(at, Replicate) and isinstance(one, Shard) and all(end == one for end in ends):
+            return one
+        settled.add(number)
+        return WHOLE
+
     def _carried(self, arg: Arg) -> Placement:
         at = self.placement(arg) if isinstance(arg, Value) else WHOLE
         return at if isinstance(at, Shard) else WHOLE
@@ -734,7 +745,8 @@ class _Partitioner:
     def _attempt(self, node: Node, lead: Sequence[Arg], firsts: Sequence[Arg], guess: Sequence[Placement]) -> Node:
         args = [map_values(a, self._whole_arg) for a in lead]
         types = [self._carried_type(r.type, at) for r, at in zip(node.results, guess, strict=True)]
-        args += [self._fitted(arg, at, to) for arg, at, to in zip(firsts, guess, types, strict=True)]
+        if firsts:
+            args += [self._fitted(arg, at, to) for arg, at, to in zip(firsts, guess, types, strict=True)]
         return _named(self.builder.add(node.op, args, types, node.kwargs), node)
 
     def _carried_type(self, type_: Type, at: Placement) -> Type:
@@ -752,24 +764,22 @@ class _Partitioner:
             return laid_out(self.emitter, made, type_) if same else made
         return made
 
-    def _regions(self, node: Node, made: Node, guess: Sequence[Placement]) -> list[Placement]:
-        """Write the regions; how what they hand on has to lie."""
-        found = list(guess)
+    def _regions(self, node: Node, made: Node, guess: Sequence[Placement]) -> list[list[Placement]]:
+        """Write the regions; in which placements they come to each result."""
+        ends: list[list[Placement]] = [[] for _ in guess]
         for region in node.regions:
             inner = self.builder.add_region(made)
             with self.builder.inside(inner):
-                self._params(region, inner, guess)
+                self._params(region, inner, guess if node.op != "if" else ())
                 self.body(region)
-                is_test = node.op == "while" and region is node.regions[0]
-                wanted = [WHOLE] if is_test else guess
-                for i, (arg, at) in enumerate(zip(region.yields, wanted, strict=True)):
-                    has = self.placement(arg) if isinstance(arg, Value) else WHOLE
-                    if not is_test and node.op != "if" and has != at and not isinstance(at, Replicate):
-                        found[i] = WHOLE
-                types = [made.results[i].type for i in range(len(guess))] if not is_test else [None] * len(wanted)
-                given = zip(region.yields, wanted, types, strict=True)
+                if node.op == "while" and region is node.regions[0]:
+                    inner.set_yields(tuple(self.arg(arg, WHOLE) for arg in region.yields))
+                    continue
+                for end, arg in zip(ends, region.yields, strict=True):
+                    end.append(self.placement(arg) if isinstance(arg, Value) else WHOLE)
+                given = zip(region.yields, guess, (r.type for r in made.results), strict=True)
                 inner.set_yields(tuple(self._fitted(arg, at, to) for arg, at, to in given))
-        return found
+        return ends
 
     def _params(self, region: Region, inner: Region, guess: Sequence[Placement]) -> None:
         lead = len(region.params) - len(guess)

@@ -112,6 +112,12 @@ class Pipelined:
     placements: dict[str, Placement]
     names: dict[str, str]
 
+    @property
+    def state(self) -> set[str]:
+        """The paths of what some stage uses."""
+        graphs = (self.wholes, self.sums, *(stage.graph for stage in self.stages))
+        return {str(node.args[0]) for graph in graphs for node in graph.walk() if node.op in STATE_OPS}
+
 
 def staged(
     graph: Graph, mark: Pipeline, marks: Sequence[Mark], trained: Mapping[str, bool], like: Pipelined | None = None

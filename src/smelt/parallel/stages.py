@@ -122,10 +122,11 @@ class Pipe:
         self.owner = {i: s.number % ranks for s in plan.stages for i in s.results}
 
     @property
-    def state(self) -> set[str]:
-        """The parameters and buffers that this rank has."""
-        before = {str(n.args[0]) for g in (self.plan.wholes, self.plan.sums) for n in g.walk() if n.op in STATE_OPS}
-        return before | {path for code in self.codes.values() for _, path in code.places}
+    def state(self) -> dict[str, str]:
+        """The parameters, buffers and captured tensors that this rank has, by path; of which kind each is."""
+        before = (n for g in (self.plan.wholes, self.plan.sums) for n in g.walk() if n.op in STATE_OPS)
+        found = {str(n.args[0]): n.op for n in before}
+        return found | {path: kind for code in self.codes.values() for kind, path in code.places}
 
     def _code(self, stage: Stage, trained: Mapping[str, bool]) -> _Code:
         whole = stage.graph.clone()

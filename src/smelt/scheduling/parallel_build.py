@@ -14,7 +14,7 @@ from smelt.ops.collectives import Communicator
 from smelt.parallel.groups import Groups
 from smelt.parallel.marks import Pipeline
 from smelt.parallel.mesh import Mesh
-from smelt.parallel.module import PartedForward, divide_state, whole_program
+from smelt.parallel.module import PartedForward, Wholes, divide_state, whole_program
 from smelt.parallel.parted import Parted
 from smelt.parallel.pipeline import Pipelined, staged
 from smelt.parallel.proof import Optimizer, Proof, prove, sgd
@@ -50,15 +50,16 @@ def verify_on(
     axes = Mesh.of(mesh)
     if not args and not kwargs:
         args = _examples(state)
+    wholes: Wholes = {}
     return prove(
-        state.build, lambda rank: _on_rank(state, axes, rank, None, args, kwargs), axes, args, kwargs, steps=steps,
-        optimizer=optimizer or sgd,
+        state.build, lambda rank: _on_rank(state, axes, rank, None, args, kwargs, wholes), axes, args, kwargs,
+        steps=steps, optimizer=optimizer or sgd,
     )  # fmt: skip
 
 
 def _on_rank(
     state: State, mesh: Mesh, rank: int, with_: Communicator | None, args: tuple[Any, ...] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None, wholes: Wholes | None = None,
 ) -> tuple[torch.nn.Module, Parted]:  # fmt: skip
     if not 0 <= rank < mesh.size:
         raise ScheduleError(
@@ -68,7 +69,7 @@ def _on_rank(
     marks = marks_of(state)
     module, _ = copying.shadow(state.tree)
     ties = {name: group[0] for group in copying.ties(module) for name in group}
-    forward = PartedForward(module, state.build, mesh, rank, marks, ties, with_, Options.make())
+    forward = PartedForward(module, state.build, mesh, rank, marks, ties, with_, Options.make(), wholes)
     part = forward.prepare(_examples(state) if args is None else args, kwargs or {})
     stages = next((mark.axis for mark in marks if isinstance(mark, Pipeline)), None)
     layout = Layout.of(module, part, with_, stages) if isinstance(with_, Groups) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from smelt.ir import Arg, Device, Node, TensorType, TupleType, Value
+from smelt.ir import Arg, Device, MemoryFormat, Node, TensorType, TupleType, Value
 from smelt.ops.placements import Dim, Dims, LocalArguments
 from smelt.ops.record import Emitter
 from smelt.ops.shapes.pointwise import is_dense, pointwise_strides
@@ -72,8 +72,12 @@ def laid_out(b: Emitter, value: Value, type_: TensorType) -> Value:
     """A value without gaps in memory, its dimensions in the order of a type's: random numbers are drawn in that one."""
     order = _order(type_)
     if order == tuple(range(len(order))):
-        return b.call("aten.contiguous.default", value)
-    return _back(b, b.call("aten.contiguous.default", b.call("aten.permute.default", value, order)), order)
+        return _copied(b, value)
+    return _back(b, _copied(b, b.call("aten.permute.default", value, order)), order)
+
+
+def _copied(b: Emitter, value: Value) -> Value:
+    return b.call("aten.clone.default", value, memory_format=MemoryFormat("contiguous_format"))
 
 
 def ones_in_order(b: Emitter, type_: TensorType) -> Value:
