@@ -14,6 +14,7 @@ from smelt.autodiff.flow import INFINITE, Network
 from smelt.diag import SmeltError, Span
 from smelt.ir import BOOL, FLOAT, INT, Node, TensorType, Type, Value
 from smelt.ops.catalogue import record_of
+from smelt.ops.collectives import COLLECTIVES
 from smelt.ops.effects import effects
 from smelt.ops.record import Trait
 from smelt.ops.registry import tags_of
@@ -212,7 +213,9 @@ def is_cheap(node: Node) -> bool:
 def _is_repeatable(node: Node) -> bool:
     """Whether a second run gives the same: that of a `while`, too, which has ended once."""
     if node.regions:
-        return all(_is_repeatable(inner) for region in node.regions for inner in region)
+        # What ranks exchange in a loop they exchange once more, each at the same point of it.
+        nodes = (inner for region in node.regions for inner in region)
+        return all(inner.op in COLLECTIVES or _is_repeatable(inner) for inner in nodes)
     return effects(node).is_pure  # of `empty` nothing is read before it is written
 
 

@@ -10,7 +10,7 @@ too: from the inputs on, since what was saved has no history.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -55,6 +55,22 @@ class Native:
         """Whether an output has memory of its own."""
         return isinstance(self.lowered.outputs[number], Fresh)
 
+    @property
+    def nbytes(self) -> int:
+        """What the plan holds."""
+        return self.executable.nbytes
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Bytes of the plan's arena, and the most of what its runs make besides."""
+        memory = self.lowered.report.memory
+        return memory.arena_nbytes, memory.peak_nbytes - memory.arena_nbytes
+
+    @property
+    def strides(self) -> Mapping[int, tuple[int, ...]]:
+        """Of outputs that are given in another order of memory than their types say, by number."""
+        return self.lowered.strides
+
 
 class Trainable:
     """A graph without state that autograd sees as one operator. requires: which of its inputs need gradients.
@@ -89,7 +105,7 @@ class Trainable:
         found = halves(self._joint, options.memory_budget, recomputed, watch)
         self.halves = found
         saved = range(found.count, len(found.forward.outputs))
-        self.forward = Native(found.forward, options, code, Layouts(free=tuple(saved)))
+        self.forward = self._made(found.forward, Layouts(free=tuple(saved)))
         self._absent: dict[tuple[int, ...], list[bool]] = {}
         aliased = [i for i in self.differentiated if not self.forward.is_fresh(i)]
         if aliased:
@@ -98,8 +114,8 @@ class Trainable:
                 why="its history would be a view's", fix="return a copy (clone)",
             )  # fmt: skip
         shift = len(found.kept) - found.count
-        lies = {number + shift: strides for number, strides in self.forward.lowered.strides.items()}
-        self.backward = Native(found.backward, options, code, Layouts(given=lies))
+        lies = {number + shift: strides for number, strides in self.forward.strides.items()}
+        self.backward = self._made(found.backward, Layouts(given=lies))
         joint = self._joint
         given = joint.graph.inputs[joint.given : joint.given + len(self.differentiated)]
         types = [tensor_type(value) for value in given]
@@ -111,10 +127,14 @@ class Trainable:
         self.watched_outputs = tuple(sorted(outputs))
         self._again: dict[tuple[bool, ...], Trainable | None] = {}
 
+    def _made(self, graph: Graph, layouts: Layouts) -> Native:
+        """What runs a half. Raises: SmeltError where nothing can."""
+        return Native(graph, self.options, self._code, layouts)
+
     @property
     def nbytes(self) -> int:
         """What the plans hold."""
-        return self.forward.executable.nbytes + self.backward.executable.nbytes
+        return self.forward.nbytes + self.backward.nbytes
 
     def _watched(self, unseen: Collection[str]) -> Watched:
         """What eager would refuse a write to."""

@@ -133,9 +133,10 @@ _MOST_USERS = 3
 
 
 def bytes_moved(node: Node) -> int:
-    """Bytes that a node reads and writes, without those that stay in registers."""
+    """Bytes that a node reads and writes, without those that stay in registers; none where sizes follow the data."""
     values = [*dict.fromkeys(node.operands()), *node.results]
-    return sum(v.type.nbytes for v in values if isinstance(v.type, TensorType) and not is_inside(v))
+    sized = [(v, v.type) for v in values if isinstance(v.type, TensorType) and v.type.is_static]
+    return sum(type_.nbytes for v, type_ in sized if not is_inside(v))
 
 
 def _is_light(node: Node) -> bool:

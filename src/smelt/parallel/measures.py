@@ -69,17 +69,11 @@ def _pieces(program: PartedProgram | PartedInference | Native | None) -> Pieces:
     """A compiled program's graphs, as they run, and its planned memory."""
     assert program is not None, "a rank that has run has its programs"
     if isinstance(program, PartedProgram):
-        (arena, made), (back_arena, back_made) = _memory(program.forward), _memory(program.backward)
+        (arena, made), (back_arena, back_made) = program.forward.memory, program.backward.memory
         graphs = program.forward.optimized, program.backward.optimized
         return Pieces(*graphs, program.halves.nbytes, arena + back_arena, made, back_made)
     native = program.native if isinstance(program, PartedInference) else program
-    return Pieces(native.optimized, None, 0, *_memory(native), 0)
-
-
-def _memory(native: Native) -> tuple[int, int]:
-    """Bytes of a plan's arena, and the most of what its runs make besides."""
-    memory = native.lowered.report.memory
-    return memory.arena_nbytes, memory.peak_nbytes - memory.arena_nbytes
+    return Pieces(native.optimized, None, 0, *native.memory, 0)
 
 
 def _inputs(graph: Graph) -> int:

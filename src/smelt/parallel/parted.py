@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from smelt.autodiff import Joint, state_as_inputs
+from smelt.codegen.lower.result import Layouts
 from smelt.compiler.trainable import Native, Trainable
 from smelt.compiler.unit import machine_code
 from smelt.diag import Options, SmeltError
@@ -23,6 +24,7 @@ from smelt.ops.placements import Placement, Shard, evenly
 from smelt.parallel.local import localize
 from smelt.parallel.marks import Batch, Divide, Mark, Pipeline, Stored
 from smelt.parallel.mesh import Mesh
+from smelt.parallel.native import native_of
 from smelt.parallel.overlap import overlap
 from smelt.parallel.partition import partition
 from smelt.parallel.syncs import check_syncs, syncs_of
@@ -262,6 +264,9 @@ class PartedProgram(Trainable):
 
     finish = staticmethod(_finish)
 
+    def _made(self, graph: Graph, layouts: Layouts) -> Native:
+        return native_of(graph, self.options, layouts)
+
     def _talking(self) -> AbstractContextManager[None]:
         return nullcontext() if self.with_ is None else communicating(self.with_)
 
@@ -285,7 +290,7 @@ class PartedInference:
         self.with_ = with_
         graph = graph.clone()
         localize(graph)
-        self.native = Native(graph, options, machine_code(options))
+        self.native = native_of(graph, options)
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """The graph's outputs."""

@@ -463,7 +463,8 @@ def _own_memory(graph: Graph) -> None:
         node = out.node if isinstance(out, Value) else None
         is_one = node is not None and not node.regions and len(node.results) == 1
         is_view = is_one and node is not None and (node.op == dist.ENTER or alias_of(node) is not None)
-        if isinstance(out, Value) and isinstance(out.type, TensorType) and (node is None or is_view or out in seen):
+        may_alias = node is None or node.regions or is_view or out in seen  # an arm may hand on what came in
+        if isinstance(out, Value) and isinstance(out.type, TensorType) and may_alias:
             out = emitter.call("aten.clone.default", out)
         outputs.append(out)
         seen.update(values_in(out))

@@ -17,7 +17,6 @@ import torch
 
 from smelt.autodiff import Joint
 from smelt.compiler.trainable import Native
-from smelt.compiler.unit import machine_code
 from smelt.diag import Options
 from smelt.ir import STATE_OPS, Graph, TensorType, Value
 from smelt.ops import collectives as dist
@@ -27,6 +26,7 @@ from smelt.ops.evaluate import evaluate
 from smelt.ops.lowering import GraphEmitter
 from smelt.ops.placements import Partial, Shard
 from smelt.parallel.local import as_typed, localize
+from smelt.parallel.native import native_of
 from smelt.parallel.order import Action, Timeline, timeline
 from smelt.parallel.overlap import overlap
 from smelt.parallel.parted import PartedProgram, flat
@@ -198,7 +198,7 @@ class Pipe:
             if code.inference is None:
                 graph = code.graph.clone()
                 localize_stage(graph)
-                code.inference = Native(graph, self.options, machine_code(self.options))
+                code.inference = native_of(graph, self.options)
             bare = [x.detach() if isinstance(x, torch.Tensor) and x.requires_grad else x for x in inputs]
             outputs = code.inference(bare)
         for name, value in zip(code.stage.outputs, outputs, strict=False):
