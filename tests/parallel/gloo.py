@@ -49,6 +49,6 @@ def ranks(count, program, timeout=30):
 """What programs have: `ranks(count, program)` runs `program(rank)` in as many processes, and gives their answers."""
 
 
-def run(code: str, folder: Path) -> list[object]:
+def run(code: str, folder: Path, timeout_s: int = 300) -> list[object]:
     """What a program prints last, as JSON."""
-    return json.loads(smelt_forks().run(_HEAD + code, folder, timeout_s=300).strip().splitlines()[-1])
+    return json.loads(smelt_forks().run(_HEAD + code, folder, timeout_s).strip().splitlines()[-1])

@@ -1,6 +1,6 @@
 """Names of what an entry point takes and gives, for other languages.
 
-args[0], kwargs['mask']  ==>  x0, mask          out, out.hidden[1]  ==>  out, hidden_1
+args[0], kwargs['mask']  ==>  x0, mask          out, out.hidden[1], grad.up.weight  ==>  out, hidden_1, grad_up_weight
 """
 
 from __future__ import annotations
@@ -44,8 +44,10 @@ def input_names(method: Method) -> list[str]:
 
 
 def output_names(method: Method, given: Sequence[int]) -> list[str]:
-    """A name for each of these outputs of its graph."""
-    paths = dict(_paths(method.result, "out"))
+    """A name for each of these outputs of its graph; gradients that it leaves are called after their parameters."""
+    state = {number: path for (_, path), number in method.state.items()}
+    paths = {output: f"grad.{state[number]}" for number, output in method.grads if output is not None}
+    paths |= dict(_paths(method.result, "out"))
     return unique([_output_name(paths.get(i, f"out[{i}]")) for i in given])
 
 
