@@ -24,9 +24,9 @@ def lower_cross_entropy(b: Emitter, call: Call) -> Arg | None:
     x, target = call["self"], call["target"]
     scores, classes = tensor_type(x), tensor_type(target)
     plain = call["weight"] is None and call["label_smoothing"] == 0 and isinstance(call["ignore_index"], int)
-    if not plain or scores.rank < 2 or classes.rank != scores.rank - 1 or classes.dtype is not DType.I64:
+    if not plain or scores.rank is None or scores.rank < 2 or classes.dtype is not DType.I64:
         return None
-    if scores.dtype not in (DType.F32, DType.F64) or not scores.numel:
+    if classes.rank != scores.rank - 1 or scores.dtype not in (DType.F32, DType.F64) or not scores.numel:
         return None
     valid = b.call("aten.ne.Scalar", target, call["ignore_index"])
     chosen = b.call("aten.unsqueeze.default", b.call("aten.where.ScalarOther", valid, target, 0), 1)
