@@ -38,7 +38,7 @@ for _devices in (torch.cuda, torch.xpu, torch.mtia):
 _is_adaptive, ledger.is_adaptive = ledger.is_adaptive, lambda options: False
 
 # Memory that a build leaves is what the next test builds with: taken back, it would be asked for again at once.
-idle_memory.MUCH_NBYTES = 2**62  # type: ignore[misc]
+idle_memory.MUCH_NBYTES = idle_memory.NEW_CODE_NBYTES = 2**62  # type: ignore[misc]
 
 settings.register_profile("suite", derandomize=True)
 if not os.environ.get("SMELT_RANDOM"):

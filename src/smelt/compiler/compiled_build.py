@@ -56,7 +56,7 @@ from smelt.compiler.watching import watch_natively
 from smelt.compiler.worth import Worth
 from smelt.diag import CaptureError, InternalError, SmeltError
 from smelt.diag.collector import collect_young, full_collections_later
-from smelt.diag.idle_memory import give_back_freed_memory
+from smelt.diag.idle_memory import give_back_code, give_back_freed_memory
 from smelt.runtime.guard_args import Outside
 from smelt.runtime.guard_constants import Constants
 from smelt.runtime.guards import GuardSet
@@ -225,10 +225,12 @@ class Builds:
                 # Found out since this call began: it has not read the state that a build would put back.
                 return self._original.run(BEGAN_WITHOUT, args, kwargs, is_fault=False)
             watch_natively(self._settings.options, makes=True)
+            give_back_code()  # what imports ran, before the recorded run needs most memory
             with busy(), full_collections_later(), self.ledger.building():
                 result = self._build(args, kwargs, missed)
             collect_young()
             give_back_freed_memory()
+            give_back_code()
             return result
         finally:
             building.active = False

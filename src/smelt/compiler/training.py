@@ -28,12 +28,16 @@ from smelt.compiler.sized_unit import SizedUnit, Sizes
 from smelt.compiler.trainable import Trainable
 from smelt.compiler.unit import Unit, machine_code
 from smelt.diag import Options, SmeltError
+from smelt.diag.idle_memory import give_back_code, give_back_freed_memory
 from smelt.ir import STATE_OPS, Graph, Node, TensorType, Value, values_in
 from smelt.ops.effects import declared_writes
 from smelt.ops.evaluate import evaluate, no_state
 from smelt.passes.base import PassContext
 from smelt.passes.explicit_casts import explicit_casts
 from smelt.passes.manager import run_passes
+
+_SETTLED = 3
+"""What the first two steps ran once, as an optimizer that makes its state, is over by then."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,7 @@ class TrainingUnit(Unit):
     trainable: Trainable | None = field(default=None, repr=False)
     _extract: Extract | None = field(default=None, repr=False)
     _state: tuple[torch.Tensor, ...] = field(default=(), repr=False)
+    _calls: int = field(default=0, repr=False)
 
     @property
     def has_gradients(self) -> bool:
@@ -207,6 +212,10 @@ class TrainingUnit(Unit):
         if torch.is_anomaly_enabled():
             raise LeftAlone(ANOMALIES)
         inputs = self._inputs(args, kwargs)
+        self._calls += 1
+        if self._calls == _SETTLED:
+            give_back_freed_memory()
+            give_back_code()
         outputs = self.trainable(inputs)
         if self.views is not None:
             self.views.put(inputs, outputs)

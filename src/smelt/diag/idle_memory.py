@@ -1,22 +1,30 @@
 """Memory that a build leaves idle in the process, given back to the system.
 
 A build needs memory of kinds that the compiled program does not: the recorded run has eager's tensors, graphs and
-modules come and go by the hundred thousand, and LLVM's own code is larger than many models. What the C library has
-freed amid its heap stays in the process otherwise, and code that once ran stays mapped.
+modules come and go by the hundred thousand, and the code of torch and of LLVM that ran once, at import or in a build,
+is larger than many models. What the C library has freed amid its heap stays in the process otherwise, and code that
+once ran stays mapped.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Final
 
 MUCH_NBYTES: Final = 32 << 20
 """Less freed memory than this is not worth the system's while."""
 
+NEW_CODE_NBYTES: Final = 16 << 20
+"""The same of code."""
+
 _MADV_DONTNEED = 4  # on Linux
+_LARGE_CODE_NBYTES = 8 << 20
+_WRITTEN = [flags for flags in range(256) if flags & 0x80 and not flags & 0x20]
+"""Flags (`pagemap`) of pages that are there (bit 63) and no longer the file's (bit 61)."""
 
 
 class _MallocInfo(ctypes.Structure):
@@ -47,23 +55,42 @@ def give_back_freed_memory() -> None:
         allocator[1](0)
 
 
-@lru_cache(maxsize=8)
-def _code_of(path: str) -> tuple[tuple[int, int], ...]:
-    """Begin and length of the mapped code of a loaded library, which code that is loaded stays at."""
-    found = []
+def give_back_code() -> None:
+    """Have the pages of large libraries' code leave the process until they run again, where much has come since the
+    last time. They are those of the files, which the system keeps as long as it has room."""
+    global _left_nbytes
+    before = _nbytes_of_files()
+    if before is None or before - _left_nbytes < NEW_CODE_NBYTES:
+        return
+    for begin, nbytes in _clean_code():
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(nbytes), _MADV_DONTNEED)
+    _left_nbytes = _nbytes_of_files() or 0
+
+
+_left_nbytes = 0
+
+
+def _nbytes_of_files() -> int | None:
+    """What is resident of mapped files; None where the system does not say."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[2]) * mmap.PAGESIZE
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _clean_code() -> Iterator[tuple[int, int]]:
+    """Begin and length of the code of large libraries in which nobody, as a debugger at a breakpoint, wrote."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-            for line in maps:
-                match = re.match(r"([0-9a-f]+)-([0-9a-f]+) r-xp \S+ \S+ \S+\s+(/.*)$", line)
-                if match and match[3] == path:
-                    begin, end = int(match[1], 16), int(match[2], 16)
-                    found.append((begin, end - begin))
+            ranges = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) r-xp \S+ \S+ \S+ +/", maps.read(), re.MULTILINE)
+        with open("/proc/self/pagemap", "rb", buffering=0) as pages:
+            for begin, end in ((int(begin, 16), int(end, 16)) for begin, end in ranges):
+                if end - begin < _LARGE_CODE_NBYTES:
+                    continue
+                pages.seek(begin // mmap.PAGESIZE * 8)
+                flags = pages.read((end - begin) // mmap.PAGESIZE * 8)[7::8]  # the top byte of each page's word
+                if flags and not any(flag in flags for flag in _WRITTEN):
+                    yield begin, end - begin
     except OSError:
-        return ()
-    return tuple(found)
-
-
-def give_back_code(path: str) -> None:
-    """Have the pages of a loaded library's code leave the process until it runs again; they are those of its file."""
-    for begin, nbytes in _code_of(path):
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(nbytes), _MADV_DONTNEED)
+        return

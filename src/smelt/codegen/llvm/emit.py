@@ -37,7 +37,7 @@ def emit_object(text: str, cpu: str = "", features: str = "", triple: str = "") 
     module = _module(text)
     # Any number of threads may come here with this one machine: llvmlite's lock is what keeps them apart.
     code = bytes(_target_machine(cpu, features, triple).emit_object(module))
-    _let_go_of_llvm()
+    give_back_code()  # LLVM runs once for each program: 50 MB of its code need not stay in memory
     return code
 
 
@@ -66,13 +66,8 @@ def emit_objects(
     machines = [_new_target_machine(cpu, features, triple) for _ in range(nthreads)]
     with ThreadPoolExecutor(nthreads) as pool:
         add_workers(sum(pool.map(work, machines)))
-    _let_go_of_llvm()
+    give_back_code()  # LLVM runs once for each program: 50 MB of its code need not stay in memory
     return found
-
-
-def _let_go_of_llvm() -> None:
-    """LLVM runs once for each program: 50 MB of its code need not stay in memory."""
-    give_back_code(getattr(llvm.ffi.lib, "_name", ""))
 
 
 def _module(text: str) -> Any:
