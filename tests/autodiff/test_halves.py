@@ -62,6 +62,18 @@ def test_reshaped_operands_are_not_saved_twice() -> None:
     assert found.nbytes == 4 * (3 * 2 + 3 * 2)  # mean and variance: the operand is an input
 
 
+def test_what_is_computed_again_is_so_right_before_it_is_used() -> None:
+    """A stack of layers has one activation at a time that way, and not all of them from the beginning on."""
+    layers = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(8, 8), nn.GELU())))
+    graph, places = state_as_inputs(smelt.trace(layers, (torch.randn(5, 8),)).graph)
+    found = halves(joint_graph(graph, [value.name for value in graph.inputs[-len(places) :]]))
+    nodes = list(found.backward.body)
+    again = [i for i, node in enumerate(nodes) if "gelu" in node.op and "backward" not in node.op]
+    used = [min(nodes.index(user) for user in nodes[i].result.users) for i in again]
+    assert len(again) == 3
+    assert all(use < following for use, following in zip(used, again[1:], strict=False))
+
+
 def test_random_numbers_are_not_drawn_twice() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return (x * torch.rand(4)).sin().sum()

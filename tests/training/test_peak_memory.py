@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,6 +144,96 @@ def test_a_build_leaves_no_cycles() -> None:
     compiled(AT)
     assert compiled.stats().builds == 1
     assert gc.collect() < 5000  # the graphs of one build are 50,000 objects
+
+
+def _arenas(model: Any) -> list[int]:
+    """Bytes that the frames of a compiled model's halves hold now, where a run frees them."""
+    trainable = next(row.entry for row in model.stats().rows if row.entry is not None).trainable
+    runners = [half.executable._runner for half in (trainable.forward, trainable.backward)]
+    frames = [frame for runner in runners if not runner.keeps_arena for frame in runner._all]
+    return [frame.memory.untyped_storage().nbytes() for frame in frames]
+
+
+def _halved(rows: int) -> tuple[Any, Any, Tensor]:
+    """A model, the same compiled, and an input."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(256, 256), nn.Softmax(-1))), nn.Linear(256, 1))
+    return model, smelt.compile(model, options={"adaptive": False}), torch.randn(rows, 256)
+
+
+def test_large_arenas_of_a_model_are_freed_between_the_runs_of_its_halves() -> None:
+    """Each half's memory serves the other one, and the optimizer, in threads and behind errors, too."""
+    model, compiled, x = _halved(8192)
+    for _ in range(3):
+        model.zero_grad()
+        compiled(x).square().mean().backward()
+    assert _arenas(compiled) == [0, 0]
+    found = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    model(x).square().mean().backward()
+    torch.testing.assert_close(found, [p.grad for p in model.parameters()])
+
+    losses: list[Tensor] = []
+    threads = [threading.Thread(target=lambda: losses.append(compiled(x).square().mean())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = model(x).square().mean()
+    for loss in losses:
+        torch.testing.assert_close(loss, expected)
+        model.zero_grad()
+        loss.backward()
+        torch.testing.assert_close([p.grad for p in model.parameters()], found)
+    assert set(_arenas(compiled)) == {0}
+
+
+def test_small_arenas_are_kept() -> None:
+    _, compiled, x = _halved(8)
+    for _ in range(2):
+        compiled(x).sum().backward()
+    assert _arenas(compiled) == []
+
+
+CODE = """
+import ctypes, mmap, os, sys, tempfile, torch
+from smelt.diag import idle_memory
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[2]) * mmap.PAGESIZE
+
+def mapped(path, written):
+    with open(path, "r+b") as file:
+        found = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    sum(found[:: mmap.PAGESIZE])
+    if written:
+        found[100] = 7
+    where = ctypes.addressof(ctypes.c_char.from_buffer(found))
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(where), len(found), mmap.PROT_READ | mmap.PROT_EXEC) == 0
+    return found
+
+paths = [os.path.join(sys.argv[1], name) for name in "ab"]
+for path in paths:
+    open(path, "wb").write(bytes(9 << 20))
+clean, written = mapped(paths[0], False), mapped(paths[1], True)
+before = resident()
+idle_memory.give_back_code()
+after = resident()
+assert clean[100] == 0 and written[100] == 7
+x = torch.randn(10, 10)
+assert torch.allclose(x @ torch.eye(10), x)
+idle_memory.give_back_code()  # too little has come since
+print(before - after, resident() - after)
+"""
+
+
+@pytest.mark.skipif(not os.access("/proc/self/pagemap", os.R_OK), reason="reads /proc")
+def test_code_that_ran_once_leaves_the_process_unless_somebody_wrote_into_it(tmp_path: Path) -> None:
+    run = subprocess.run([sys.executable, "-c", CODE, str(tmp_path)], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    gone, back = map(int, run.stdout.split())
+    assert gone > 32 << 20  # torch's alone are more
+    assert 0 < back < gone
 
 
 PEAK = """

@@ -6,7 +6,7 @@ Invariant: both graphs compute what the joint graph computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -63,7 +63,7 @@ def halves(
     forward = extract(graph, f"{graph.name}_forward", primals, (*outputs, *saved), done)
     _copy_outputs(forward, [joint.count + i for i, value in enumerate(saved) if value in open_])
     backward_inputs = [*(primals[i] for i in kept), *saved, *cotangents]
-    backward = extract(graph, f"{graph.name}_backward", backward_inputs, graph.outputs[joint.count :], ())
+    backward = extract(graph, f"{graph.name}_backward", backward_inputs, graph.outputs[joint.count :], (), behind)
     names = tuple(value.name for value in saved)
     return Halves(forward, backward, joint.count, tuple(kept), names, sum(map(saved_nbytes, saved)))
 
@@ -139,8 +139,14 @@ def _saved(
 # --- parts of graphs
 
 
-def extract(graph: Graph, name: str, inputs: Sequence[Value], outputs: Sequence[Arg], also: Sequence[Node]) -> Graph:
-    """The part of a graph that computes outputs from inputs, and does what some nodes do besides."""
+def extract(
+    graph: Graph, name: str, inputs: Sequence[Value], outputs: Sequence[Arg], also: Sequence[Node],
+    first: Collection[Node] | None = None,
+) -> Graph:  # fmt: skip
+    """The part of a graph that computes outputs from inputs, and does what some nodes do besides.
+
+    first: the nodes that keep their places; others stand right before those that use them. By default all keep them.
+    """
     given = set(inputs)
     needed: set[Node] = set()
     pending = [v for arg in outputs for v in values_in(arg)]
@@ -161,13 +167,32 @@ def extract(graph: Graph, name: str, inputs: Sequence[Value], outputs: Sequence[
         param = Value(value.name, value.type, made.body)
         made.body.params.append(param)
         mapping[value] = param
-    for node in graph.body:
-        if node in needed:
-            kept = {v: mapping[v] for v in node.results if v in given}
-            made.body.insert(clone_node(node, mapping))
-            mapping.update(kept)
+    nodes = [node for node in graph.body if node in needed]
+    for node in nodes if first is None else _late(nodes, first):
+        kept = {v: mapping[v] for v in node.results if v in given}
+        made.body.insert(clone_node(node, mapping))
+        mapping.update(kept)
     made.body.set_yields(tuple(map_values(arg, lambda v: mapping[v]) for arg in outputs))
     return made
+
+
+def _late(nodes: Sequence[Node], first: Collection[Node]) -> Iterator[Node]:
+    """The nodes with those that are not among the first right before what uses them, as far as they may move."""
+    waiting: dict[Node, None] = {}
+    for node in nodes:
+        if node not in first and not _acts(node):
+            waiting[node] = None
+            continue
+        wanted, pending = set[Node](), [node]
+        while pending:
+            makers = {v.node for v in used_by(pending.pop()) if v.node in waiting}
+            pending += makers - wanted
+            wanted |= makers
+        for one in [one for one in waiting if one in wanted] if wanted else ():
+            del waiting[one]
+            yield one
+        yield node
+    yield from waiting
 
 
 def state_as_inputs(graph: Graph) -> tuple[Graph, tuple[tuple[str, str], ...]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -35,6 +35,10 @@ from smelt.runtime.executable import Executable
 
 Tensors = Sequence[Any]
 
+LENT_NBYTES: Final = 4 << 20
+"""An arena of as many bytes is freed behind each run: while the other half runs, and between steps, the memory serves
+what that half and the optimizer make."""
+
 
 class Native:
     """A graph without state, compiled: takes and gives flat lists. Raises: SmeltError where it cannot be lowered."""
@@ -44,7 +48,8 @@ class Native:
         with no_autocast():
             self.optimized, self.passes = optimized_graph(graph, options, no_state)
             self.lowered: Lowered = lower(self.optimized, no_state, options, layouts=layouts)
-        self.executable = Executable(self.lowered.plan, code)
+        plan = self.lowered.plan
+        self.executable = Executable(plan, code, keeps_arena=plan.arena_nbytes < LENT_NBYTES)
 
     def __call__(self, inputs: Tensors) -> list[Any]:
         """The graph's outputs."""

@@ -36,8 +36,8 @@ from smelt.passes.base import PassContext
 from smelt.passes.explicit_casts import explicit_casts
 from smelt.passes.manager import run_passes
 
-_SETTLED = 3
-"""What the first two steps ran once, as an optimizer that makes its state, is over by then."""
+_SETTLED = 2
+"""What the first step ran once, as an optimizer that makes its state, is over by then."""
 
 
 @dataclass(frozen=True)

@@ -43,19 +43,23 @@ class Executable:
 
     `counts` are the calls of one run; `nbytes` is what the plan's arena takes, with what it holds for its sizes alone,
     where it is one of a plan for many. The plan, hence its packed weights, lives as long as this or its `call`.
+
+    keeps_arena: between runs, too; else each run takes memory for it, some microseconds, of what others have freed.
     """
 
     call: Callable[..., list[torch.Tensor]]
     counts: Counts
     nbytes: int
 
-    def __init__(self, plan: Plan, machine_code: bytes | None) -> None:
+    def __init__(self, plan: Plan, machine_code: bytes | None, *, keeps_arena: bool = True) -> None:
         check_plan(plan)
         keep_freed_memory()
         self.plan, self.nbytes = plan, plan.arena_nbytes
         bridge = handles.bridge()
         entry = native_entry(machine_code) if machine_code is not None and bridge is not None else None
-        self._runner = NativeRunner.make(plan, bridge, entry) if bridge is not None and entry is not None else None
+        self._runner = None
+        if bridge is not None and entry is not None:
+            self._runner = NativeRunner.make(plan, bridge, entry, keeps_arena=keeps_arena)
         if self._runner is not None:
             self.counts = self._runner.encoded.counts
             self.call = self._runner.builtin() or self._runner.run

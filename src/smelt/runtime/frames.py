@@ -20,9 +20,12 @@ from smelt.runtime.table import FRAME_ALIGNMENT, Cell
 class Frame:
     """One run's slots. Its cells hold addresses of cells of the same frame, so it never moves."""
 
-    __slots__ = ("__weakref__", "address", "arena", "cells", "error", "inputs", "memory", "objects", "scratch", "view")
+    __slots__ = (
+        "__weakref__", "_encoded", "_lent", "address", "arena", "cells", "error", "inputs", "memory", "objects",
+        "scratch", "view",
+    )  # fmt: skip
 
-    def __init__(self, encoded: Encoded, plan: Plan, bridge: handles.Bridge) -> None:
+    def __init__(self, encoded: Encoded, plan: Plan, bridge: handles.Bridge, *, keeps_arena: bool = True) -> None:
         ncells = len(encoded.cells)
         self.cells = (ctypes.c_int64 * (ncells + FRAME_ALIGNMENT // 8))()
         start = -ctypes.addressof(self.cells) % FRAME_ALIGNMENT
@@ -35,15 +38,12 @@ class Frame:
         self.memory: torch.Tensor | None
         self.arena: Sequence[torch.Tensor]
         if encoded.sized is None:
-            self.memory, self.arena = make_arena(plan)
+            self.memory, self.arena = make_arena(plan, on_large=keeps_arena)
         else:
             self.memory, self.arena = encoded.sized.arena()
-        if self.memory is not None:
-            low, high = encoded.arena_cells
-            base, view = self.memory.data_ptr(), self.view
-            view[low], view[high] = base, base + self.memory.numel()
-            for cell, offset in encoded.arena_addresses:
-                view[cell] = base + offset
+        self._encoded = encoded
+        self._lent = None if keeps_arena or self.memory is None else self.memory.untyped_storage()
+        self._place()
         stride = -(-encoded.scratch_nbytes // FRAME_ALIGNMENT) * FRAME_ALIGNMENT
         self.scratch = _scratch(stride * encoded.team_limit, pool)
         if self.scratch is not None:
@@ -62,6 +62,28 @@ class Frame:
         self.error: BaseException | None = None
         # What slots of kind "object" hold, for the time of a run.
         self.objects: dict[int, Any] = {}
+
+    def _place(self) -> None:
+        """Put the arena's addresses where kernels find them, unless they are there."""
+        if self.memory is None:
+            return
+        low, high = self._encoded.arena_cells
+        base, view = self.memory.data_ptr(), self.view
+        if view[low] != base:
+            view[low], view[high] = base, base + self.memory.numel()
+            for cell, offset in self._encoded.arena_addresses:
+                view[cell] = base + offset
+
+    def take_arena(self) -> None:
+        """Have memory for the arena, before a run, where the frame keeps none. Nobody else touches the frame."""
+        if self._lent is not None and self.memory is not None and not self._lent.nbytes():
+            self._lent.resize_(self.memory.numel())
+            self._place()
+
+    def leave_arena(self) -> None:
+        """Free it behind the run."""
+        if self._lent is not None:
+            self._lent.resize_(0)
 
     @property
     def runs(self) -> int:

@@ -76,8 +76,10 @@ class NativeRunner:
         bridge: handles.Bridge,
         entry: NativeEntry,
         exact: Callable[[], Plan] | None = None,
+        *,
+        keeps_arena: bool = True,
     ) -> None:
-        self.plan, self.encoded = plan, encoded
+        self.plan, self.encoded, self.keeps_arena = plan, encoded, keeps_arena
         self._exact = exact or (lambda: plan)
         self._bridge, self._entry = bridge, entry
         self._code = ctypes.addressof(encoded.code)
@@ -108,14 +110,16 @@ class NativeRunner:
             encoded.cells[Cell.CALLBACK] = ctypes.c_void_p.from_buffer(self._callback).value or 0
 
     @staticmethod
-    def make(plan: Plan, bridge: handles.Bridge, entry: NativeEntry) -> NativeRunner | None:
+    def make(
+        plan: Plan, bridge: handles.Bridge, entry: NativeEntry, *, keeps_arena: bool = True
+    ) -> NativeRunner | None:
         """A runner, or None where the handles at hand cannot carry this plan."""
         encoded = encode(plan)
         # Handles over bare memory neither keep a Python result alive nor describe a packed weight.
         if bridge.copies and (encoded.steps or any(t.layout != torch.strided for _, t in plan.held)):
             return None
         try:
-            return NativeRunner(plan, encoded, bridge, entry)
+            return NativeRunner(plan, encoded, bridge, entry, keeps_arena=keeps_arena)
         except handles.NoHandle:
             return None
 
@@ -133,7 +137,9 @@ class NativeRunner:
         except IndexError:
             frame = self._new_frame()
         try:
+            frame.take_arena()
             outputs = self._run_in(frame, inputs)
+            frame.leave_arena()
         except handles.NoHandle:
             self._abandon(frame)
             return Interpreter(self._exact()).run(inputs)
@@ -184,7 +190,7 @@ class NativeRunner:
         return outputs
 
     def _new_frame(self) -> Frame:
-        frame = Frame(self.encoded, self.plan, self._bridge)
+        frame = Frame(self.encoded, self.plan, self._bridge, keeps_arena=self.keeps_arena)
         if self._steps is not None:
             self._steps.frames[frame.address] = frame
         with self._lock:
@@ -292,6 +298,7 @@ class NativeRunner:
         wrap = shim.address(handles.WRAP)
         needs_tensors = bool(encoded.counts.python) and encoded.counts.python > _calls_on_numbers(self.plan)
         is_plain = not needs_tensors and self._output_order is None and not self._looks_for_escapes
+        is_plain = is_plain and self.keeps_arena
         is_plain = is_plain and "object" not in self._output_kinds
         if not is_plain or isinstance(self._call, _WithoutModes) or bridge.lend_offset is None or wrap is None:
             return None

@@ -205,12 +205,17 @@ def compared_strides(planned: CheckLayout) -> tuple[int | None, ...]:
     )
 
 
-def make_arena(plan: Plan) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    """The arena's memory and the planned tensors over it, as ordinary tensors (neither views nor inference tensors)."""
+def make_arena(plan: Plan, *, on_large: bool = True) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """The arena's memory and the planned tensors over it, as ordinary tensors (neither views nor inference tensors).
+
+    on_large: ask for large pages, which memory that others are to use is not asked for.
+    """
     if not plan.arena:
         return None, []
     with torch.inference_mode(False), torch.no_grad():
-        memory = on_large_pages(torch.empty(max(plan.arena_nbytes, 1), dtype=torch.uint8))
+        memory = torch.empty(max(plan.arena_nbytes, 1), dtype=torch.uint8)
+        if on_large:
+            on_large_pages(memory)
         storage = memory.untyped_storage()
         return memory, [over(storage, tensor) for tensor in plan.arena]
 
