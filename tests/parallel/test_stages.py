@@ -12,7 +12,9 @@ import smelt
 from smelt.diag import SmeltError
 from smelt.parallel import balance
 from smelt.parallel.balance import Loads, balanced, loads_of
+from smelt.parallel.mesh import Mesh
 from smelt.parallel.pipeline import param_free
+from smelt.parallel.simulate import World
 from smelt.scheduling.parallel_build import program_of
 
 
@@ -96,3 +98,43 @@ def test_the_longest_stage_is_as_short_as_can_be_and_then_the_largest_as_small(
     shortest = min(max(sum(work[b:e]) for b, e in itertools.pairwise([0, *ends, 7])) for ends in every)
     chosen = balanced(nodes, loads, free, flying)
     assert price(tuple(chosen)) == min(map(price, every))
+
+
+class _Scored(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x, x.square().mean()
+
+
+def test_forward_and_backward_in_the_order_of_the_schedule() -> None:
+    torch.manual_seed(0)
+    model, x = _Scored(), torch.randn(8, 8)
+    s = smelt.schedule(model, (x,))
+    s.pipeline(2, "pp", microbatches=4)
+    _, wanted = smelt.forward_backward(model, x)  # of a module like any other
+    assert all(p.grad is not None for p in model.parameters())
+
+    def of_rank(rank: int) -> tuple[float, dict[str, torch.Tensor | None]]:
+        module = s.build(mesh="pp=2", rank=rank)
+        for _ in range(2):
+            _, loss = smelt.forward_backward(module, x)
+        return loss.item(), {name: p.grad for name, p in module.named_parameters()}
+
+    found = World(Mesh.of("pp=2")).run(of_rank)
+    whole = dict(model.named_parameters())
+    assert {name for _, grads in found for name in grads} == set(whole)
+    for loss, grads in found:
+        assert loss == pytest.approx(wanted.item(), rel=1e-6)
+        for name, grad in grads.items():
+            assert grad is not None
+            torch.testing.assert_close(grad, 2 * whole[name].grad)  # type: ignore[operator]
+
+
+def test_a_module_without_a_loss_has_no_backward() -> None:
+    with pytest.raises(SmeltError, match="no loss"):
+        smelt.forward_backward(nn.Linear(4, 4), torch.randn(2, 4))

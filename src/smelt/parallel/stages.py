@@ -1,7 +1,7 @@
 """A pipeline on one rank: its stages' forward and backward, microbatch by microbatch, in the order that all agree on.
 
     out = module(x); loss(out).backward()     all forwards, then, on the way back, all backwards
-    out = forward_backward(module, x)         1F1B: gradients are in .grad, and few microbatches on the way at once
+    out = smelt.forward_backward(module, x)   1F1B: gradients are in .grad, and few microbatches on the way at once
 
 Every rank is called with the whole batch (its share of it, if the batch is divided), and gets the program's outputs.
 """
