@@ -144,6 +144,10 @@ class Pipe:
 
     def begin(self, inputs: Sequence[Any], state: Mapping[str, Any]) -> _Call:
         """Take a batch: what microbatches have in common is computed, and random numbers are drawn."""
+        with self._talking():  # sums over the ranks of a batch may be among it
+            return self._begun(inputs, state)
+
+    def _begun(self, inputs: Sequence[Any], state: Mapping[str, Any]) -> _Call:
         named = dict(zip(self.names, inputs, strict=True))
         plan, count = self.plan, self.plan.microbatches
 
