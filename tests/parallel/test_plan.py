@@ -172,3 +172,19 @@ def _check_page(text: str, ranks: int, lines: int) -> None:
     assert set(re.findall(r"href=#(v-[\w-]+)", text)) <= set(re.findall(r"id=(v-[\w-]+)", text)) | {"v-x"}
     assert re.search(r"words\.weight <span class='chip R'[^>]*>dp R</span> <span class='chip S'[^>]*>tp S\(0", text)
     assert "test_plan.py:" in text and " along tp" in text
+
+
+def by_data() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """What it does depends on data, so it cannot be captured without."""
+
+    class Asks(Layers):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x if x.sum().item() > 0 else -x)
+
+    return Asks(), (torch.ones(4, dtype=torch.int64),)
+
+
+def test_a_program_that_asks_for_data_is_run() -> None:
+    for words in ((), ("--batch", "8")):
+        status, text = _run(f"{_HERE}:by_data", "--mesh", "dp=2", *words)
+        assert status == 0 and f"batch {8 if words else 4}" in text

@@ -22,7 +22,7 @@ from smelt.parallel.mesh import Mesh
 from smelt.schedules import Ready
 from smelt.scheduling import Schedule
 from smelt.scheduling.parallel_steps import marks_of
-from smelt.scheduling.planning import grown, meta_copy, plan_on
+from smelt.scheduling.planning import grown, meta_copy, plan_on, runs_without_data
 
 _Order = Literal["1f1b", "gpipe", "interleaved"]
 _Optimizer = Literal["adamw", "momentum", "sgd", "none"]
@@ -144,8 +144,10 @@ def _scheduled(
             f"{target} gives arguments by name", why="the ready schedules take them by position",
             fix="return (model, args)", code="S0605",
         )  # fmt: skip
-    args = loaded.args if batch is None else grown(loaded.args, batch)
-    model = loaded.function if batch is None else meta_copy(loaded.function)
+    model, args = loaded.function, loaded.args
+    if batch is not None:
+        bare = runs_without_data(model, args)
+        model, args = meta_copy(model) if bare else model, grown(args, batch, has_data=not bare)
     found = smelt.schedule(model, tuple(args))
     for axis, size in mesh.axes:
         _divide(found, axis, size, order, microbatches, stages)

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from smelt.diag import ScheduleError, SmeltError
+from smelt.diag import ScheduleError
+from smelt.ir import Graph
 from smelt.parallel.figures import TYPICAL, Figures
 from smelt.parallel.forecast import OPTIMIZERS, Forecast, Question, forecast, on_cpu
 from smelt.parallel.mesh import Mesh
@@ -32,15 +33,31 @@ def plan_on(
     """
     if optimizer not in OPTIMIZERS:
         raise ScheduleError(f"{optimizer!r} is no optimizer", why=f"there are {', '.join(OPTIMIZERS)}", code="S0646")
-    bare = without_data(state)
-    try:
-        graph = on_cpu(program_of(bare))
-    except SmeltError:
-        graph = program_of(state)  # what it does depends on data
+    graph = _program(state)
     trained = {name for name, p in state.tree.named_parameters(remove_duplicate=False) if p.requires_grad}
     ties = {name: group[0] for group in copying.ties(state.tree) for name in group}
     asked = Question(graph, marks_of(state), ties, trained if training and trained else None, optimizer)
     return forecast(asked, Mesh.of(mesh), figures)
+
+
+def _program(state: State) -> Graph:
+    """The model's graph, captured without data where torch can."""
+    try:
+        return on_cpu(program_of(without_data(state)))
+    except Exception:
+        if any(tensor.device.type == "meta" for tensor in (*copying.tensors(state.tree), *tensors_in(state.examples))):
+            raise
+        # What it does depends on data, or an operator of torch refuses what has none.
+        return program_of(state)
+
+
+def runs_without_data(model: torch.nn.Module, args: tuple[Any, ...]) -> bool:
+    """Whether a model can be captured on the meta device."""
+    try:
+        program_of(without_data(State(model, args)))
+    except Exception:
+        return False
+    return True
 
 
 def without_data(state: State) -> State:
@@ -64,10 +81,9 @@ def _on_meta(value: Any) -> Any:
     return torch.nn.Parameter(made, value.requires_grad) if isinstance(value, torch.nn.Parameter) else made
 
 
-def grown(args: tuple[Any, ...], batch: int) -> tuple[Any, ...]:
-    """Arguments of another batch, on the meta device: all whose first dimension is as long as the first one's.
-
-    Raises: ScheduleError (S0641) where there is no batch.
+def grown(args: tuple[Any, ...], batch: int, *, has_data: bool = False) -> tuple[Any, ...]:
+    """Arguments of another batch: all whose first dimension is as long as the first one's; on the meta device, or
+    repeated. Raises: ScheduleError (S0641) where there is no batch.
     """
     sizes = [x.shape[0] for x in tensors_in(args) if x.dim()]
     if not sizes:
@@ -75,7 +91,9 @@ def grown(args: tuple[Any, ...], batch: int) -> tuple[Any, ...]:
 
     def grow(x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or not x.dim() or x.shape[0] != sizes[0]:
-            return _on_meta(x)
+            return x if has_data else _on_meta(x)
+        if has_data:
+            return torch.cat([x] * -(-batch // sizes[0]))[:batch]
         return torch.empty((batch, *x.shape[1:]), dtype=x.dtype, device="meta")
 
     return tuple(mapped(arg, grow) for arg in args)
