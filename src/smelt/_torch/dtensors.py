@@ -86,8 +86,8 @@ class BlockTensor(DTensor):
                 made = func(*locals_, **(kwargs or {}))
                 return first if made is first._local_tensor else BlockTensor.of(made, first)
         raise SmeltError(
-            f"{name} is not known of a tensor that is divided in blocks", why="no placement says how it lies",
-            fix="take this rank's part by to_local(), or the whole on all ranks by full_tensor()", code="S0645",
+            f"{name} is not known of a tensor that is divided in blocks", why="no placement of DTensor describes it",
+            fix="call to_local() for what this rank has, or full_tensor() on all ranks", code="S0645",
         )  # fmt: skip
 
     def __repr__(self) -> str:

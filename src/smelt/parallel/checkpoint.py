@@ -33,7 +33,7 @@ def save_checkpoint(
 ) -> None:  # fmt: skip
     """Save a module, as `s.build(mesh=...)` makes it or any other, into a folder; all ranks call this together.
 
-    optimizer: its state is saved, too. extra: whatever else is to be kept (a step's number, the state of a generator);
+    optimizer: its state is saved, too. extra: whatever else is to be saved (a step's number, the state of a generator);
     rank 0's is written. What the folder had stays whole until the new checkpoint is complete.
     Raises: SmeltError (S0645, S0644) on all ranks where one cannot write or is lost.
     """

@@ -22,7 +22,7 @@ def clone_with_types(node: Node, mapping: dict[Value, Arg]) -> Node:
         if node.regions:
             raise SmeltError(
                 f"%{changed[0].name} of {changed[0].type} would reach {node.op} from another stage", node.span,
-                why="a stage has what others made without gaps in memory, and a branch or loop has it as it was",
+                why="what other stages send has no gaps in memory, and a branch or loop expects other strides",
                 fix="end the stages behind other modules, or use a copy (contiguous())", code="S0641",
             )  # fmt: skip
         for result, type_ in zip(made.results, types_of(made, made.args, made.kwargs), strict=True):

@@ -248,8 +248,8 @@ def _optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) ->
         if tuple(value.shape) == lies.local:
             return layout.given(lies, value)
         raise SmeltError(
-            f"the optimizer's {name!r} of {path} cannot be put together from its parts",
-            why=f"it is {list(value.shape)}, and the rank's part of the parameter {list(lies.local)}", code="S0645",
+            f"the optimizer's {name!r} of {path} cannot be made whole again",
+            why=f"it is {list(value.shape)}, and the parameter has {list(lies.local)} on this rank", code="S0645",
             fix="use an optimizer whose state has the sizes of the parameters: its results would differ by mesh, too",
         )  # fmt: skip
 
