@@ -29,7 +29,7 @@ from smelt.capture.build import GraphBuilder
 from smelt.capture.detector import detecting
 from smelt.capture.dynamic.spec import SizeFacts, Spec
 from smelt.capture.events import put_aside
-from smelt.capture.gradients import check_gradients_left
+from smelt.capture.gradients import begins_bare, check_gradients_left
 from smelt.capture.history import Histories, begun_inside, check_classes
 from smelt.capture.inferred import kinds_of
 from smelt.capture.keeping import keeper
@@ -107,6 +107,7 @@ class Captured:
     has_history: whether autograd has given a result, or a tensor that was there before, a history that follows from
         what is outside: then only the program itself gives the same.
     spent: outputs whose history the program itself went back through: to do so again is an error.
+    begins_bare: before its first operator the program lets go of all gradients that it replaces.
     autocast, default_dtype: what the run found set.
     asks_modes: whether the program asks for grad or inference mode, or makes inference tensors: it is captured again
         where it is called in other ones.
@@ -145,6 +146,7 @@ class Captured:
     asks_modes: bool = False
     has_history: bool = False
     spent: frozenset[int] = frozenset()
+    begins_bare: bool = False
     autocast: tuple[tuple[str, torch.dtype], ...] = field(default_factory=autocast)
     default_dtype: torch.dtype = field(default_factory=default_dtype)
 
@@ -260,6 +262,7 @@ def capture(
             asks_modes=graph is not None and any(node.mode.startswith("inference") for node in graph.walk()),
             has_history=has_history,
             spent=frozenset(i for i, tensor in enumerate(tensors) if recorder.spent.has(tensor)),
+            begins_bare=begins_bare(recorder, heap),
             **_of_heap(heap, not_put or not_kept),
         )  # fmt: skip
     return native if dynamic is None else _with_symbols(native, fn, args, given, target, dynamic, state)

@@ -66,3 +66,10 @@ def let_go(recorder: Any) -> None:
         else:
             entry.tensor = held
         del held
+
+
+def let_go_of(recorder: Any) -> frozenset[int]:
+    """Ids of the tensors whose gradients a run has let go of by now; none where it still has one of those it found."""
+    entries = recorder.roots.entries.values()
+    owners = [e.owner for e in entries if e.key == "grad" and isinstance(e.owner, torch.Tensor)]
+    return frozenset() if any(gradient(owner) is not None for owner in owners) else frozenset(map(id, owners))

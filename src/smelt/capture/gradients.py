@@ -257,3 +257,13 @@ def check_gradients_left(recorder: Any, heap: Any) -> None:
         heap.replaced = replaced
         why = "each call would read another tensor"
         recorder.fail("a gradient is read and replaced by another tensor, or by none", why, _FIX, "S0104")
+
+
+def begins_bare(recorder: Any, heap: Any) -> bool:
+    """Whether a run let go of all gradients that it replaces before its first operator.
+
+    heap: the places where it put others.
+    """
+    bare = recorder.bare
+    outers = [] if heap is None else [outer for outer in heap.outer if outer.place.key is GRAD_SLOT]
+    return bool(bare) and all(outer.before is None or id(outer.place.space) in bare for outer in outers)

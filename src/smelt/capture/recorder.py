@@ -32,6 +32,7 @@ from smelt._torch.record_patches import (
 from smelt._torch.state import default_dtype, is_any_autocast, is_grad_enabled, is_inference
 from smelt._torch.storage import is_zero, nbytes_spanned
 from smelt.capture.dynamic.dims import sized_type
+from smelt.capture.earlier_gradients import let_go_of
 from smelt.capture.events import watched
 from smelt.capture.fills import is_filling
 from smelt.capture.gradients import Spent
@@ -183,7 +184,8 @@ class Recorder:
     own_backward: the first `torch.autograd.Function` that ran, if any: its gradient is no operator's; own_site: where.
     checkpoints: what was recorded in regions of `torch.utils.checkpoint`, as numbers of records.
     spent: the histories that the program itself went back through. leaves: those that got gradients there, by id, with
-    the gradients that they had. unset: those that required gradients, and then none any more.
+    the gradients that they had. unset: those that required gradients, and then none any more. bare: ids of those whose
+    gradients were gone before the first operator, where all were.
     """
 
     is_native: ClassVar[bool] = True  # the run is on tensors with data, and its answer is the program's
@@ -210,6 +212,7 @@ class Recorder:
     spent: Spent = field(default_factory=Spent)
     leaves: dict[int, tuple[torch.Tensor, Any]] = field(default_factory=dict)
     unset: dict[int, torch.Tensor] = field(default_factory=dict)
+    bare: frozenset[int] | None = None
     lent: list[tuple[torch.Tensor, torch.Tensor, str, Site | None]] = field(default_factory=list)
     _dtype: torch.dtype = field(default_factory=default_dtype)
     regions: Regions = field(default_factory=Regions)
@@ -378,6 +381,8 @@ class Recorder:
         else:
             results = tuple([self._define(r, family) for r in result])
         if info.is_kept:
+            if self.bare is None:
+                self.bare = let_go_of(self)
             # A plain tuple costs a third of a Record.
             self.records.append((info, noted, named, results, self._find_site(2), self.scope.path, self._modes_now()))
         if deciding is not None and self.specialize:

@@ -3,7 +3,7 @@
     empty %g; launch(..., %g)       ==>       aside: `w.grad = None`; empty %g; launch(..., %g)
 
 In eager `zero_grad()` frees them ahead of `backward()`. A plan puts what it leaves when all is computed, so that two
-sets would be there at once.
+sets would be there at once. From there on the memory of the new ones is there for others, too (`hosted`).
 
 Invariant: nothing behind that place can send the call another way, so whoever sees a failed call's `.grad` sees what
 eager leaves of it.
@@ -20,6 +20,7 @@ import torch
 from smelt._torch.leaves import GRAD_SLOT
 from smelt.capture import Captured
 from smelt.capture.tree import TensorLeaf
+from smelt.codegen.lower.hosted import hosted
 from smelt.codegen.lower.result import Fresh, Lowered
 from smelt.runtime.control import blocks_of
 from smelt.runtime.plan import Aside, Empty, Expect, Instruction, outs_of
@@ -38,10 +39,13 @@ def letting_go(lowered: Lowered, captured: Captured) -> Lowered:
     at = _first(plan.instructions, slots)
     if at is None or _nbytes(plan.instructions, slots) < LEAST_NBYTES:
         return lowered
+    if captured.begins_bare:
+        at = min(at, 1 + max((i for i, one in enumerate(plan.instructions) if isinstance(one, Expect)), default=-1))
     origins = plan.origins and (*plan.origins[:at], "", *plan.origins[at:])
     aside = Aside(_forgetting([tensor for tensor, _ in puts]))
     instructions = (*plan.instructions[:at], aside, *plan.instructions[at:])
-    return replace(lowered, plan=replace(plan, instructions=instructions, origins=origins))
+    plan = hosted(replace(plan, instructions=instructions, origins=origins), at + 1)
+    return replace(lowered, plan=plan)
 
 
 def _puts(captured: Captured) -> Iterator[tuple[torch.Tensor, int]]:

@@ -453,7 +453,7 @@ class _Run:
             without_gradients(self.roots), {}, shared, _returned(flattener.tensors, given.tensors, state),
             facts, self.native.opened, outer=self.native.outer, kinds=kinds, own_backward=self.native.own_backward,
             own_line=self.native.own_line, recomputed=self.native.recomputed,
-            spent=self.native.spent,
+            spent=self.native.spent, begins_bare=self.native.begins_bare,
             reruns=session.has_caught, catches=session.has_caught, is_way=AS_NATIVE in session.whole,
             asks_modes=self.native.asks_modes,
         )  # fmt: skip
