@@ -175,3 +175,70 @@ print(json.dumps([train(model(), x(), False), found]))
     )
     for losses in experts:  # type: ignore[attr-defined]
         assert losses == pytest.approx(one, rel=1e-5)
+
+
+def test_a_slow_rank_is_named_with_what_it_did_not_come_to(tmp_path: Path) -> None:
+    (slow,) = _run(
+        """
+import time
+
+def late(rank):
+    s = smelt.schedules.tensor_parallel(model(), inputs(), ranks=3).schedule
+    module, (x, y) = s.build(mesh=init_device_mesh("cpu", (3,), mesh_dim_names=("tp",))), inputs()
+    module(x, y).backward()
+    if rank == 1:
+        time.sleep(9)
+    module(x, y).backward()
+
+print(json.dumps([ranks(3, late, timeout=4)]))
+""",
+        tmp_path,
+    )
+    for rank, (kind, number, text) in enumerate(slow):  # type: ignore[arg-type, misc]
+        assert (kind, number) == ("SmeltError", "S0644"), text
+        if rank != 1:
+            # The step that it did not come to, by its number and its kind.
+            assert "rank 1 (tp 1) did not come to collective" in text and "rank 0 (tp 0)" not in text
+
+
+def test_a_mesh_that_does_not_fit_ends_on_every_rank(tmp_path: Path) -> None:
+    units, stages = _run(
+        """
+def units(rank):
+    s = smelt.schedule(model(), inputs())
+    s["down"].shard("weight", 0, "tp", unit=8)
+    s.build(mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)))
+
+def stages(rank):
+    s = smelt.schedule(model(), inputs())
+    s.pipeline(3, "pp", microbatches=2)
+    s.build(mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("pp",)))
+
+print(json.dumps([ranks(2, units), ranks(2, stages)]))
+""",
+        tmp_path,
+    )
+    for both, number, words in ((units, "S0641", "among 2 ranks"), (stages, "S0642", "3 stages do not go on 2 ranks")):
+        for kind, code, text in both:  # type: ignore[attr-defined]
+            assert (kind, code) == ("SmeltError", number) and words in text
+
+
+@pytest.mark.nightly
+def test_eight_ranks_of_three_axes(tmp_path: Path) -> None:
+    one, all_eight = _run(
+        """
+def three(rank):
+    s = smelt.schedules.tensor_parallel(model(), inputs(), ranks=2).schedule
+    s.data_parallel("dp")
+    s["norm"].cut()
+    s.pipeline(2, "pp", microbatches=2)
+    module = s.build(mesh=init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp", "tp", "pp")))
+    return train(module, inputs(), lambda x: x[4 * (rank // 4) : 4 * (rank // 4) + 4])
+
+found = ranks(8, three, timeout=120)
+print(json.dumps([train(model(), inputs()), found]))
+""",
+        tmp_path,
+    )
+    for losses in all_eight:  # type: ignore[attr-defined]
+        assert losses == pytest.approx(one, rel=1e-5)

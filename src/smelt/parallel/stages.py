@@ -154,11 +154,13 @@ class Pipe:
         def lookup(kind: str, path: str) -> Any:
             return state[path]
 
-        wholes = iter(evaluate(plan.wholes, [named[v.name] for v in plan.wholes.inputs], lookup))
-        per = [
-            iter(evaluate(plan.sums, [self._part(named[v.name], v.name, m) for v in plan.sums.inputs], lookup))
-            for m in range(count)
-        ] if any(one.is_sum for one in plan.given) else []  # fmt: skip
+        has_sums = any(one.is_sum for one in plan.given)
+        with self._talking():  # counts of targets are those of all ranks
+            wholes = iter(evaluate(plan.wholes, [named[v.name] for v in plan.wholes.inputs], lookup))
+            per = [
+                iter(evaluate(plan.sums, [self._part(named[v.name], v.name, m) for v in plan.sums.inputs], lookup))
+                for m in range(count if has_sums else 0)
+            ]
         given: list[list[Any]] = []
         for one in plan.given:
             if one.is_sum:
