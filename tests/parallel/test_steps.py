@@ -266,3 +266,22 @@ def test_stored_parameters_are_used_through_views_and_by_all_alike() -> None:
     # Gathered once for what ranks do differently and once for what they do alike; shares are added before they go out.
     kinds = [count // proof.steps for count, _ in (rank.sent["dp"] for rank in proof.ranks)]
     assert len(set(kinds)) == 1 and kinds[0] <= 5
+
+
+def test_the_graphs_of_a_rank_have_what_is_sent() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    s = smelt.schedule(model, (torch.randn(4, 8),))
+    s["0"].shard("weight", 0, "tp")
+    s["0"].shard("bias", 0, "tp")
+    s["2"].shard("weight", 1, "tp")
+    s.data_parallel("dp")
+    found = s.graphs("dp=2,tp=2", rank=3)
+    assert list(found) == ["forward", "backward"]
+    assert str(found["forward"]).count("dist.all_reduce") == 1 and '"tp"' in str(found["forward"])
+    backward = str(found["backward"])
+    assert backward.count("dist.start_all_reduce") == 1 and backward.count('"dp"') == 2
+    s.pipeline(2, "pp", microbatches=2)
+    assert list(s.graphs("dp=2,tp=2,pp=2", rank=1)) == ["stage 1 forward", "stage 1 backward"]
+    with pytest.raises(SmeltError, match="there is no rank 8"):
+        s.graphs("dp=2,tp=2,pp=2", rank=8)

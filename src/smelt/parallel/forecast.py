@@ -35,7 +35,7 @@ from smelt.parallel.events import (
     of_pipe,
     of_step,
 )
-from smelt.parallel.figures import Figures, hops_and_bytes
+from smelt.parallel.figures import TYPICAL, Figures, hops_and_bytes
 from smelt.parallel.local import localize
 from smelt.parallel.marks import Mark, Pipeline
 from smelt.parallel.mesh import Mesh
@@ -157,6 +157,26 @@ def forecast(asked: Question, mesh: Mesh, figures: Figures) -> Forecast:
     return Forecast(mesh, figures, kinds, clock, _batch_of(asked.graph), first, shares[0].stages, groups)
 
 
+def graphs_of(asked: Question, mesh: Mesh, rank: int) -> dict[str, Graph]:
+    """What one rank runs, by name: "forward" and "backward"; of a pipeline "stage 1 forward" and so on, of its stages.
+
+    Raises: SmeltError (S0641, S0642) where the steps do not fit the program or the mesh.
+    """
+    _check_axes(mesh, asked.marks)
+    part = parted(asked.graph, mesh, rank, asked.marks, asked.ties)
+    first = part if rank == 0 else parted(asked.graph, mesh, 0, asked.marks, asked.ties)
+    pipe_axis = next((m.axis for m in asked.marks if isinstance(m, Pipeline)), "")
+    place = mesh.coordinates(rank).get(pipe_axis, 0)
+    share = next(share for at, share in _shares(asked, part, first, TYPICAL) if at == place)
+    found: dict[str, Graph] = {}
+    for number, pieces in share.pieces.items():
+        before = f"stage {number} " if pipe_axis else ""
+        found[f"{before}forward"] = pieces.forward
+        if pieces.backward is not None:
+            found[f"{before}backward"] = pieces.backward
+    return found
+
+
 def on_cpu(graph: Graph) -> Graph:
     """A graph that was captured without data (on torch's meta device), as one of tensors on the CPU."""
     made = graph.clone()
@@ -220,6 +240,7 @@ class Share:
     events: list[Event]
     memory: Memory
     count: int
+    pieces: Mapping[int, Pieces]
     stages: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -238,7 +259,7 @@ def _shares(asked: Question, part: Parted, first: Parted, figures: Figures) -> I
         count = sum(state[path][0] for path in own)
         events = of_step(pieces, figures.kernels, count)
         actions = [Action(0, 0, False), *([Action(0, 0, True)] if pieces.backward is not None else [])]
-        yield 0, Share(events, _memory(actions, {0: pieces}, state, own, kept, fixed), count)
+        yield 0, Share(events, _memory(actions, {0: pieces}, state, own, kept, fixed), count, {0: pieces})
         return
     like = None if part is first else staged(first.graph, mark, asked.marks, dict.fromkeys(trained, True))
     plan = staged(part.graph, mark, asked.marks, dict.fromkeys(trained, True), like)
@@ -266,7 +287,10 @@ def _shares(asked: Question, part: Parted, first: Parted, figures: Figures) -> I
         own = [path for path in state if path in trained and is_trained]
         count = sum(state[path][0] for path in own)
         events = of_pipe(shown, figures.kernels, count)
-        yield rank, Share(events, _memory(orders[rank], own_pieces, state, own, kept, fixed), count, made_in)
+        yield (
+            rank,
+            Share(events, _memory(orders[rank], own_pieces, state, own, kept, fixed), count, own_pieces, made_in),
+        )
 
 
 def _state_of(graphs: Sequence[Graph]) -> dict[str, tuple[int, int]]:

@@ -57,15 +57,20 @@ def verify_on(
     )  # fmt: skip
 
 
-def _on_rank(
-    state: State, mesh: Mesh, rank: int, with_: Communicator | None, args: tuple[Any, ...] | None = None,
-    kwargs: Mapping[str, Any] | None = None, wholes: Wholes | None = None,
-) -> tuple[torch.nn.Module, Parted]:  # fmt: skip
+def check_rank(mesh: Mesh, rank: int) -> None:
+    """Raises: ScheduleError (S0642) where a mesh has no such rank."""
     if not 0 <= rank < mesh.size:
         raise ScheduleError(
             f"there is no rank {rank}", why=f"the mesh {mesh} has {mesh.size}", fix="give a rank below that",
             code="S0642",
         )  # fmt: skip
+
+
+def _on_rank(
+    state: State, mesh: Mesh, rank: int, with_: Communicator | None, args: tuple[Any, ...] | None = None,
+    kwargs: Mapping[str, Any] | None = None, wholes: Wholes | None = None,
+) -> tuple[torch.nn.Module, Parted]:  # fmt: skip
+    check_rank(mesh, rank)
     marks = marks_of(state)
     module, _ = copying.shadow(state.tree)
     ties = {name: group[0] for group in copying.ties(module) for name in group}

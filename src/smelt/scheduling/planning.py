@@ -14,11 +14,11 @@ import torch
 from smelt.diag import ScheduleError
 from smelt.ir import Graph
 from smelt.parallel.figures import TYPICAL, Figures
-from smelt.parallel.forecast import OPTIMIZERS, Forecast, Question, forecast, on_cpu
+from smelt.parallel.forecast import OPTIMIZERS, Forecast, Question, forecast, graphs_of, on_cpu
 from smelt.parallel.mesh import Mesh
 from smelt.parallel.module import mapped, tensors_in
 from smelt.scheduling import copying
-from smelt.scheduling.parallel_build import program_of
+from smelt.scheduling.parallel_build import check_rank, program_of
 from smelt.scheduling.parallel_steps import marks_of
 from smelt.scheduling.state import State
 
@@ -33,11 +33,21 @@ def plan_on(
     """
     if optimizer not in OPTIMIZERS:
         raise ScheduleError(f"{optimizer!r} is no optimizer", why=f"there are {', '.join(OPTIMIZERS)}", code="S0646")
+    return forecast(_question(state, optimizer, training=training), Mesh.of(mesh), figures)
+
+
+def graphs_on(state: State, mesh: Mapping[str, int] | Mesh | str, rank: int) -> dict[str, Graph]:
+    """What one rank of a mesh runs in training, by name. Raises: as `plan_on`."""
+    axes = Mesh.of(mesh)
+    check_rank(axes, rank)
+    return graphs_of(_question(state, "sgd", training=True), axes, rank)
+
+
+def _question(state: State, optimizer: str, *, training: bool) -> Question:
     graph = _program(state)
     trained = {name for name, p in state.tree.named_parameters(remove_duplicate=False) if p.requires_grad}
     ties = {name: group[0] for group in copying.ties(state.tree) for name in group}
-    asked = Question(graph, marks_of(state), ties, trained if training and trained else None, optimizer)
-    return forecast(asked, Mesh.of(mesh), figures)
+    return Question(graph, marks_of(state), ties, trained if training and trained else None, optimizer)
 
 
 def _program(state: State) -> Graph:

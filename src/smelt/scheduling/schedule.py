@@ -18,7 +18,7 @@ from smelt.compiler.interrupts import SignalsWait
 from smelt.diag import ScheduleError, Span
 from smelt.diag.collector import full_collections_later
 from smelt.diag.notebook import text_box
-from smelt.ir import Node, is_under
+from smelt.ir import Graph, Node, is_under
 from smelt.parallel.module import positional
 from smelt.pattern import Where
 from smelt.scheduling import copying
@@ -37,6 +37,7 @@ from smelt.scheduling.module_steps import annotations_of
 from smelt.scheduling.parallel_build import AnyMesh, build_on
 from smelt.scheduling.parallel_steps import ParallelSteps
 from smelt.scheduling.paths import fits, paths_of
+from smelt.scheduling.planning import graphs_on
 from smelt.scheduling.replacing import ReplaceSteps
 from smelt.scheduling.selecting import as_matches, remembering, scope_of, selector_of
 from smelt.scheduling.state import State
@@ -262,6 +263,14 @@ class Schedule(_View, ReplaceSteps, FuseSteps, GraphSteps, KernelSteps, Parallel
             if mesh is not None:
                 return build_on(self._state, mesh, rank)
             return self._state.build(share=share)
+
+    def graphs(self, mesh: Mapping[str, int] | str, rank: int = 0) -> dict[str, Graph]:
+        """What one rank of a mesh runs in training: "forward" and "backward"; of a pipeline, those of its stages.
+
+        Collectives are nodes, where they are sent. Nothing is computed and no memory taken.
+        Raises: ScheduleError (S0622, S0642), SmeltError (S0641) as `build` does.
+        """
+        return graphs_on(self._state, mesh, rank)
 
     @property
     def _state(self) -> State:
