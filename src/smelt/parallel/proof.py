@@ -277,7 +277,12 @@ def _compared(
             lies = parts[0].outputs[i] if i < len(parts[0].outputs) else {}
             got = assembled(mesh, {r: one.outputs[i] for r, one in enumerate(own)}, lies)
             _check(
-                proof, f"output {i} in {where}", value, got, tolerance, value.abs().max().item() if value.numel() else 0
+                proof,
+                f"output {i} in {where}",
+                value,
+                got,
+                tolerance,
+                value.abs().max().item() if value.numel() and value.is_floating_point() else 0,
             )
         for kind in ("gradients", "parameters", "buffers"):
             # What is zero but for rounding (the gradient of a bias of keys) is compared with what others are.
@@ -290,7 +295,8 @@ def _compared(
                 if not pieces:
                     raise _differs(f"no rank has a {kind.removesuffix('s')} of {name} in {where}", "the model has one")
                 got = assembled(mesh, pieces, parts[0].state_of(name))
-                scale = max(value.abs().max().item() if value.numel() else 0.0, floor)
+                largest = value.abs().max().item() if value.numel() and value.is_floating_point() else 0.0
+                scale = max(largest, floor)
                 _check(proof, f"{kind.removesuffix('s')} {name} in {where}", value, got, tolerance, scale)
     return proof
 
