@@ -54,7 +54,8 @@ def test_tiles_for_what_is_left_over_are_there_where_something_may_be(
     assert tiling is not None
     found = {}
     for m, n in ((4 * tiling.rows, 2 * tiling.panel), (64 * tiling.rows, tiling.panel), (41, 2 * tiling.panel),
-                 (4 * tiling.rows, tiling.panel + 1), (33, tiling.panel + 1)):  # fmt: skip
+                 (4 * tiling.rows, tiling.panel + 1), (33, tiling.panel + 1),
+                 (4 * tiling.rows, tiling.lanes)):  # fmt: skip
         x, w = normal(m, 70, dtype=dtype), lying(normal(n, 70, seed=1, dtype=dtype), right)
         wide = torch.full((m, n + 3), 7.0, dtype=dtype)
         again = torch.empty(m, n, dtype=dtype)
@@ -64,9 +65,9 @@ def test_tiles_for_what_is_left_over_are_there_where_something_may_be(
         product(isa, right, x, w, again, parts=3)
         assert torch.equal(again, wide[:, :n])
         found[m, n] = text.count("define internal void @tile.")
-    whole, longer, rows, columns, both = found.values()
-    assert whole == longer == 1
-    assert rows == len(tiling.heights) and columns == tiling.vectors and both > max(rows, columns)
+    whole, longer, rows, columns, both, few = found.values()
+    assert whole == longer == few == 1
+    assert rows == len(tiling.heights) and columns == 2 and both > max(rows, columns)
 
 
 @pytest.mark.spread(2)

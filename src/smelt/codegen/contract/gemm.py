@@ -45,8 +45,8 @@ class Gemm:
     """A kernel. Its buffers: left, right, those of the epilogue, out; its words: `Problem`, then the epilogue's.
 
     unit: `left_k` is 1. tiled: the left matrix is packed in tiles ([tile][k][row]): `left_row` is K, `left_k` the rows
-    of a tile, and an item's rows are whole tiles. whole_rows, whole_columns: each item's rows are tiles of the greatest
-    height, its columns a full panel.
+    of a tile, and an item's rows are whole tiles. whole_rows: each item's rows are tiles of the greatest height.
+    widths: how many registers the columns of items fill, ascending; all that there can be, where it is empty.
     """
 
     tiling: Tiling
@@ -55,7 +55,7 @@ class Gemm:
     unit: bool
     tiled: bool = False
     whole_rows: bool = False
-    whole_columns: bool = False
+    widths: tuple[int, ...] = ()
 
     @property
     def walk(self) -> Walk:
@@ -86,13 +86,12 @@ class GemmDriver(Driver):
         super().__init__(gemm.tiling, gemm.epilogue, isa, part)
         self.lies, self.walk = gemm.right, gemm.walk
         self.panel = self.walk.panel(self.tiling)
-        self.least_width = gemm.tiling.vectors if gemm.whole_columns else 1
+        self.widths = gemm.widths or tuple(range(1, gemm.tiling.vectors + 1))
         self.whole_rows = gemm.whole_rows
 
     def functions(self) -> tuple[FunctionText, list[FunctionText]]:
         """The function but for its `ret`, and those that it calls."""
-        widths = range(self.tiling.vectors, self.least_width - 1, -1)
-        tiles = {width: self._heights(width) for width in widths}
+        tiles = {width: self._heights(width) for width in reversed(self.widths)}
         helpers = [_strip(self.tiling, width, heights, self.walk) for width, heights in tiles.items()]
         for width, heights in tiles.items():
             helpers.extend(tile_function(self.tiling, height, width, self.walk) for height in heights)
@@ -193,8 +192,8 @@ class GemmDriver(Driver):
         """Sums of all rows, over as many registers of columns as are used."""
         fn, tiling = self.fn, self.tiling
         done = fn.fresh("summed")
-        for width in range(self.least_width, tiling.vectors + 1):
-            if width == tiling.vectors:
+        for width in self.widths:
+            if width == self.widths[-1]:
                 fn.do(_strip_call(width, **arguments))
                 fn.do(f"br label %{done}")
                 continue

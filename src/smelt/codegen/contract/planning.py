@@ -337,7 +337,7 @@ def _gemm(
         items = batch * _ceil(problem.n, tiling.panel) * _ceil(problem.m, rows)
     gemm = Gemm(
         tiling, right, bound.epilogue, unit=is_one(problem.left_k), tiled=tiled,
-        whole_rows=_are_multiples(tiling.rows, problem.m, rows), whole_columns=_are_multiples(tiling.panel, problem.n),
+        whole_rows=_are_multiples(tiling.rows, problem.m, rows), widths=_widths(tiling, problem.n),
     )  # fmt: skip
     filled = replace(problem, block_rows=rows, block_terms=terms)
     if right == "rows":
@@ -346,6 +346,15 @@ def _gemm(
         filled = replace(filled, right_panel=tiling.panel * problem.right_step)
     words = (*filled.words(), *bound.words)
     return ProductPlan(gemm_source(gemm, isa), words, items, item_ns, gemm.scratch_nbytes, right)
+
+
+def _widths(tiling: Tiling, n: int) -> tuple[int, ...]:
+    """How many registers the columns of items fill, ascending; nothing where that is not known before the run."""
+    if type(n) is not int:
+        return ()
+    full, rest = divmod(n, tiling.panel)
+    found = {_ceil(rest, tiling.lanes), tiling.vectors if full else 0} - {0}
+    return tuple(sorted(found))
 
 
 def _are_multiples(of: int, *sizes: int) -> bool:
