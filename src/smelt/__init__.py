@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from smelt.inspect.report import Report
     from smelt.ir import Graph, parse
     from smelt.parallel.checkpoint import load_checkpoint, save_checkpoint
-    from smelt.parallel.step import forward_backward
+    from smelt.parallel.step import clip_grad_norm_, forward_backward
     from smelt.runtime.ingot.load import load
     from smelt.runtime.ingot.program import LoadedProgram
     from smelt.runtime.ingot.signature import sign
@@ -80,6 +80,7 @@ __all__ = [
     "bool_",
     "c64",
     "c128",
+    "clip_grad_norm_",
     "compile",
     "explain",
     "f16",
@@ -125,7 +126,7 @@ _PLACES: dict[str, tuple[str, str]] = {
     **{name: ("smelt.ir", name) for name in ("Graph", "parse")},
     **{name: ("smelt.scheduling", name) for name in _SCHEDULING},
     **{name: ("smelt.parallel.checkpoint", name) for name in ("load_checkpoint", "save_checkpoint")},
-    "forward_backward": ("smelt.parallel.step", "forward_backward"),
+    **{name: ("smelt.parallel.step", name) for name in ("clip_grad_norm_", "forward_backward")},
     "save": ("smelt.compiler.saving", "save_programs"),
     "load": ("smelt.runtime.ingot.load", "load"),
     "sign": ("smelt.runtime.ingot.signature", "sign"),
