@@ -21,16 +21,13 @@ from typing import Any
 from smelt.analysis.cost import cost
 from smelt.diag import SmeltError
 from smelt.ir import Node, TensorType, Value
-from smelt.ops.effects import alias_of
-from smelt.ops.sets import PRODUCTS, is_by_elements
+from smelt.ops.effects import alias_of, effects
+from smelt.ops.record import Trait
+from smelt.ops.sets import PRODUCTS, is_by_elements, where
 
 _FUNCTION_OPERATIONS = 16
 """Operations of an exponential, a logarithm, a square root: about what a polynomial of such takes."""
-_FUNCTIONS = frozenset((
-    "exp", "expm1", "log", "log1p", "log2", "sin", "cos", "tan", "tanh", "sigmoid", "erf", "gelu", "silu", "mish",
-    "softplus", "elu", "selu", "rsqrt", "sqrt", "pow", "softmax", "_softmax", "log_softmax", "_log_softmax",
-    "logsumexp", "dropout", "native_dropout", "rand", "randn", "bernoulli",
-))  # fmt: skip
+_FUNCTIONS = where(Trait.COSTLY) | where(Trait.ACTIVATION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,7 @@ class Kernels:
         if _is_product(node):
             by_work = spent.flops / self.product_gflops
         else:
-            by_work = spent.flops * (_FUNCTION_OPERATIONS if _base(node) in _FUNCTIONS else 1) / self.element_gops
+            by_work = spent.flops * (_FUNCTION_OPERATIONS if _is_function(node) else 1) / self.element_gops
         fixed = 0.0 if all(map(is_inside, node.results)) else self.node_us * 1e-6
         return max(by_work, bytes_moved(node) / self.memory_gbps) * 1e-9 + fixed
 
@@ -143,18 +140,18 @@ def _is_light(node: Node) -> bool:
     """Whether loops over elements compute a node together with its neighbours."""
     if node.regions or "." not in node.op:
         return False
-    return is_by_elements(node.op) or alias_of(node) is not None or _base(node) in _LOOPS
+    return is_by_elements(node.op) or alias_of(node) is not None or node.op in _LOOPS or "norm" in node.op
 
 
-_LOOPS = frozenset(("sum", "mean", "amax", "amin", "layer_norm", "native_layer_norm", "rms_norm", "var_mean"))
+_LOOPS = where(Trait.SHRINKS)
+
+
+def _is_function(node: Node) -> bool:
+    return node.op in _FUNCTIONS or effects(node).rng
 
 
 def _is_product(node: Node) -> bool:
     return node.op in PRODUCTS or "conv" in node.op or "scaled_dot_product" in node.op
-
-
-def _base(node: Node) -> str:
-    return node.op.split(".")[1] if "." in node.op else node.op
 
 
 # --- as people write them

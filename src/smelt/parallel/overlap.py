@@ -5,19 +5,18 @@
     %9 = aten.mm.default(%g, %x)                 %3 = dist.wait(%3t, [8, 64], 0, "tp")
                                                  %4 = aten.mm.default(%3, %w)
 
-What no sum waits for (gradients of weights, mostly) is computed behind the start of the next sum, as much as that
-takes; the rest at the end. Gradients that are results, each of few bytes, are summed in one message.
+What no sum waits for (gradients of weights, mostly) is computed behind the start of the next sum: the longer that
+takes, the less a rank waits for one that comes later. Gradients that are results, each of few bytes, share one message.
 
 Invariant: starts stand in the order in which the sums stood, on every rank the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from smelt.analysis import used_by
-from smelt.analysis.cost import cost
 from smelt.ir import Graph, Node, Region, TensorType, Value
 from smelt.ops import collectives as dist
 from smelt.ops.effects import effects
@@ -26,10 +25,6 @@ from smelt.rewrite import Rewriter
 
 SMALL, MESSAGE = 1 << 18, 1 << 22
 """Bytes: of a gradient that others share a message with, and of such a message."""
-_START_S, _SENT_BPS = 5e-4, 1.2e9
-"""What a sum takes until it has gone, and bytes a second: gloo's between two processes (measured)."""
-_FLOPS, _MOVED_BPS = 6e10, 8e9
-"""What a core computes and moves in a second, about."""
 
 
 def overlap(graph: Graph, gradients: Collection[Value]) -> None:
@@ -38,8 +33,8 @@ def overlap(graph: Graph, gradients: Collection[Value]) -> None:
     if not any(node.op == dist.ALL_REDUCE for node in late):
         return
     _share_messages(graph, late)
-    bytes_of = _begun(graph, _reached(graph, gradients))
-    made = _Order(graph, _reached(graph, gradients), bytes_of).made()
+    starts = _begun(graph, _reached(graph, gradients))
+    made = _Order(graph, _reached(graph, gradients), starts).made()
     for node in made:
         graph.body.remove(node)
     for node in made:
@@ -115,9 +110,9 @@ def _shared(rewriter: Rewriter, b: GraphEmitter, group: Sequence[Node]) -> None:
 # --- the order
 
 
-def _begun(graph: Graph, late: Collection[Node]) -> dict[Node, int]:
-    """Make a start and a wait of each sum; the bytes of each start."""
-    rewriter, found = Rewriter(graph), dict[Node, int]()
+def _begun(graph: Graph, late: Collection[Node]) -> set[Node]:
+    """Make a start and a wait of each sum; the starts."""
+    rewriter, found = Rewriter(graph), set[Node]()
     emitter = GraphEmitter(rewriter.builder, rewriter.adopt)
     for node in [n for n in late if n.op == dist.ALL_REDUCE]:
         type_ = node.result.type
@@ -127,17 +122,17 @@ def _begun(graph: Graph, late: Collection[Node]) -> dict[Node, int]:
             begun = emitter.call(dist.START, source, op, number, axis)
             rewriter.replace_node(node, (emitter.call(dist.WAIT, begun, type_.sizes, number, axis),))
         assert begun.node is not None
-        found[begun.node] = type_.nbytes
+        found.add(begun.node)
     return found
 
 
 @dataclass(slots=True)
 class _Order:
-    """late: what belongs to backward. starts: with their bytes. fillers: what is to be computed beside a sum."""
+    """late: what belongs to backward. fillers: what is to be computed beside a sum."""
 
     graph: Graph
     late: Collection[Node]
-    starts: Mapping[Node, int]
+    starts: Collection[Node]
     done: list[Node] = field(default_factory=list)
     seen: set[Node] = field(default_factory=set)
     fillers: list[Node] = field(default_factory=list)
@@ -158,7 +153,7 @@ class _Order:
                 self.fillers.clear()
             self._add(node)
             if node in self.starts:
-                self._fill(_START_S + 2 * self.starts[node] / _SENT_BPS)
+                self._fill()
         for node in [*self.fillers, *nodes]:
             self._add(node)
         return self.done
@@ -175,18 +170,16 @@ class _Order:
             if node not in needed and node.op not in own and effects(node).is_pure and not effects(node).may_throw
         }  # fmt: skip
 
-    def _fill(self, seconds: float) -> None:
-        """Compute beside a sum what is there to be computed, as long as it takes."""
+    def _fill(self) -> None:
+        """Compute beside a sum what is there to be computed."""
         left: list[Node] = []
         for node in self.fillers:
             if node in self.seen:
                 continue
-            if seconds <= 0 or not all(v.node is None or v.node in self.seen for v in used_by(node)):
+            if all(v.node is None or v.node in self.seen for v in used_by(node)):
+                self._put(node)
+            else:
                 left.append(node)
-                continue
-            spent = cost(node)
-            seconds -= max(spent.flops / _FLOPS, spent.nbytes / _MOVED_BPS)
-            self._put(node)
         self.fillers = left
 
     def _add(self, node: Node) -> None:

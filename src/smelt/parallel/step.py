@@ -36,8 +36,8 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """Scale a module's gradients so that their norm, over all of its parameters on all ranks, is at most `max_norm`.
 
-    What `torch.nn.utils.clip_grad_norm_` does for one process: given the parameters of one rank, that sees a part of
-    the gradients only, and scales them otherwise than other ranks do. All ranks call this together. norm_type: above 0,
+    What `torch.nn.utils.clip_grad_norm_` does for one process: that sees the gradients of its own rank only, and would
+    scale them otherwise than other ranks do. All ranks call this together. norm_type: above 0,
     or infinity. Returns the norm before scaling, the same on all ranks.
     Raises: RuntimeError of torch's where it is not finite and `error_if_nonfinite` is set, SmeltError (S0641) for
     another norm.

@@ -267,7 +267,7 @@ class Schedule(_View, ReplaceSteps, FuseSteps, GraphSteps, KernelSteps, Parallel
     def graphs(self, mesh: Mapping[str, int] | str, rank: int = 0) -> dict[str, Graph]:
         """What one rank of a mesh runs in training: "forward" and "backward"; of a pipeline, those of its stages.
 
-        Collectives are nodes, where they are sent. Nothing is computed and no memory taken.
+        Collectives are nodes, where they are sent. Nothing is computed.
         Raises: ScheduleError (S0622, S0642), SmeltError (S0641) as `build` does.
         """
         return graphs_on(self._state, mesh, rank)
