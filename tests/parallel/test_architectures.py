@@ -21,7 +21,7 @@ _NOT_TRAINED = {"hubert", "wav2vec2", "wav2vec2-conformer"}
 _OWN_BACKWARDS = {"bloom", "yoso"}
 # Norms of batches of two images over few pixels: rounding is larger there in float32, with any order of sums.
 _IN_DOUBLE = {"mobilenet_v1", "resnet", "regnet"}
-_DAILY = ("bart", "fsmt", "gpt_neo")
+_DAILY = ("bart", "gpt_neo")
 # Without an answer yet: sizes that follow the data; one branch around the whole encoder; attention that draws inside.
 _KNOWN = {("jetmoe", "tp=2"), ("jetmoe", "pp=2"), ("fsmt", "pp=2"), ("layoutlm", "pp=2")}
 

@@ -177,6 +177,7 @@ print(json.dumps([train(model(), x(), False), found]))
         assert losses == pytest.approx(one, rel=1e-5)
 
 
+@pytest.mark.nightly
 def test_a_slow_rank_is_named_with_what_it_did_not_come_to(tmp_path: Path) -> None:
     (slow,) = _run(
         """

@@ -75,6 +75,7 @@ def test_a_rule_divides_right(name: str) -> None:
 _NEVER_DIVIDED = frozenset[str]()
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("name", _POINTWISE)
 def test_by_elements_divides_right(name: str) -> None:
     _check(name)

@@ -311,7 +311,7 @@ COMPILER = 36  # MB that `smelt.compile` imports; a set of gradients is 100
 
 
 @pytest.mark.skipif(not os.access("/proc/self/pagemap", os.R_OK), reason="reads /proc")
-@pytest.mark.parametrize("kind", ["step", "model"])
+@pytest.mark.parametrize("kind", ["step", pytest.param("model", marks=pytest.mark.nightly)])
 def test_peak_of_a_step_is_at_most_eagers(kind: str) -> None:
     """Of the whole process, the build included, beside one that never imports Smelt: no more than the compiler's own
     modules are. Of three each the least: what malloc holds differs from one process to the next."""
