@@ -30,6 +30,7 @@ ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "dist.all_reduce", "dist.all_gather", "
 ALL_TO_ALL, ENTER, SHARD, BROADCAST = "dist.all_to_all", "dist.enter", "dist.shard", "dist.broadcast"
 START, WAIT = "dist.start_all_reduce", "dist.wait"
 SEND_ROWS, RETURN_ROWS = "dist.send_rows", "dist.return_rows"
+OWN_NOISE = "dist.own_noise"
 TAKE_ROWS, PUT_ROWS, OWN_ENDS = "dist.take_rows", "dist.put_rows", "dist.own_ends"
 COLLECTIVES = frozenset((
     ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST, START, SEND_ROWS, RETURN_ROWS,
@@ -164,6 +165,14 @@ def whole_of(pieces: Sequence[torch.Tensor], shard: Shard) -> torch.Tensor:
 
 def enter(tensor: torch.Tensor, axis: str) -> torch.Tensor:
     return tensor.clone()  # a dense one in its own memory layout
+
+
+def own_noise(ones: torch.Tensor, p: float, rank: int, axis: str) -> torch.Tensor:
+    """What dropout multiplies with, other numbers on each rank; all generators go on by one number, the same on all."""
+    seed = int(torch.randint(1 << 62, ()).item())
+    own = torch.Generator().manual_seed((seed + (rank + 1) * 0x9E3779B97F4A7C15) % (1 << 63))
+    kept = torch.rand(ones.shape, generator=own) >= p
+    return kept.to(ones.dtype).div_(1 - p) if p < 1 else torch.zeros(ones.shape, dtype=ones.dtype)
 
 
 def broadcast(tensor: torch.Tensor, source: int, axis: str) -> torch.Tensor:

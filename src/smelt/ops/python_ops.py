@@ -275,6 +275,7 @@ PYTHON_OPS: tuple[PyOp, ...] = (
     PyOp(dist.TAKE_ROWS, expert_rows.take_rows, dist.same_type, _NEVER, 4, 4, is_fresh=True),
     PyOp(dist.PUT_ROWS, expert_rows.put_rows, dist.same_type, _NEVER, 4, 4, is_fresh=True),
     PyOp(dist.OWN_ENDS, expert_rows.own_ends, expert_rows.type_of_own_ends, _NEVER, 3, 3, is_fresh=True),
+    PyOp(dist.OWN_NOISE, dist.own_noise, dist.same_type, _NEVER, 4, 4, rng=True, is_fresh=True),
     PyOp(dist.ENTER, dist.enter, dist.type_of_entered, _NEVER, 2, 2, is_fresh=True),
     PyOp(dist.SHARD, dist.shard, dist.type_of_part, _NEVER, 6, 6, is_fresh=True),
     PyOp("py.raised", _raised, types.always_str, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS),

@@ -50,6 +50,15 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """Ranks of an axis draw other random numbers in a module, each for its share."""
+
+    axis: str
+    path: str
+    where: Span | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """A stage of a pipeline ends behind a module."""
 
@@ -68,4 +77,4 @@ class Pipeline:
     where: Span | None = None
 
 
-Mark = Divide | Sync | Batch | Stored | Cut | Pipeline
+Mark = Divide | Sync | Batch | Stored | Fork | Cut | Pipeline

@@ -19,10 +19,10 @@ from smelt.compiler.unit import machine_code
 from smelt.diag import Options, SmeltError
 from smelt.ir import STATE_OPS, Graph, TensorType, Value, is_under, values_in
 from smelt.ops import collectives as dist
-from smelt.ops.collectives import Communicator, communicating, part_of, shard_of
+from smelt.ops.collectives import OWN_NOISE, Communicator, communicating, part_of, shard_of
 from smelt.ops.placements import Placement, Shard, evenly
 from smelt.parallel.local import localize
-from smelt.parallel.marks import Batch, Divide, Mark, Pipeline, Stored
+from smelt.parallel.marks import Batch, Divide, Fork, Mark, Pipeline, Stored
 from smelt.parallel.mesh import Mesh
 from smelt.parallel.native import native_of
 from smelt.parallel.overlap import overlap
@@ -93,8 +93,9 @@ def parted(graph: Graph, mesh: Mesh, rank: int, marks: Sequence[Mark], ties: Map
         outputs: list[Placement | None] | None = [None] * len(graph.outputs) if batch else None
         made = partition(
             found.graph, axis, ranks, here[axis], given, outputs=outputs, syncs=wanted.placements, gathered=gathered,
-            is_batch=batch,
+            is_batch=batch, forks=[mark.path for mark in own if isinstance(mark, Fork)],
         )  # fmt: skip
+        _check_forks(made.graph, own)
         check_syncs(wanted, made)
         found.graph = made.graph
         known = set(found.names_now.values())
@@ -134,6 +135,20 @@ def _complete(part: Parted) -> None:
                 known.setdefault(other, at)
 
 
+def _check_forks(graph: Graph, marks: Sequence[Mark]) -> None:
+    """Raises: SmeltError (S0641) where no rank of an axis draws numbers of its own for a module."""
+    drawn = [node for node in graph.walk() if node.op == OWN_NOISE]
+    for mark in marks:
+        if isinstance(mark, Fork) and not any(
+            is_under(node.scope, mark.path) and node.args[-1] == mark.axis for node in drawn
+        ):
+            raise SmeltError(
+                f"ranks draw no numbers of their own in {mark.path or 'the model'} along {mark.axis!r}", mark.where,
+                why="no dropout there is of a tensor that is divided: what is whole is the same on all ranks",
+                fix="divide what it drops of, or leave the step out", code="S0641",
+            )  # fmt: skip
+
+
 def _in_order(mesh: Mesh, marks: Sequence[Mark]) -> list[str]:
     """The axes to divide along: those of weights first, since what is stored divided is divided once more."""
     space = [mark for mark in marks if not isinstance(mark, Pipeline)]
@@ -149,7 +164,7 @@ def _used(mesh: Mesh, marks: Sequence[Mark]) -> list[str]:
 
 
 def _rank_of(mark: Mark) -> int:
-    return 1 if isinstance(mark, Batch | Stored) else 0
+    return 1 if isinstance(mark, Batch | Stored | Fork) else 0
 
 
 def _given(

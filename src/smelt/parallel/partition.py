@@ -36,6 +36,7 @@ from smelt.ir import (
     TupleType,
     Type,
     Value,
+    is_under,
     map_values,
     values_in,
 )  # fmt: skip
@@ -113,6 +114,7 @@ def partition(
     gathered: frozenset[str] = frozenset(),
     in_time: bool = False,
     is_batch: bool = False,
+    forks: Sequence[str] = (),
 ) -> Partition:
     """What one rank of an axis computes of a functional graph.
 
@@ -120,9 +122,9 @@ def partition(
     wanted, None for as they come; by default whole. syncs: values, by name, that are put into a placement where they
     are made. gathered: what is stored divided and used whole. in_time: "ranks" come one after the other: what they make
     can be summed, and not brought together. is_batch: the batch is divided: what all have of it is computed once
-    more, divided, instead of being sliced.
+    more, divided, instead of being sliced. forks: modules in which each rank draws random numbers of its own.
     """
-    made = _Partitioner(graph, axis, ranks, rank, given, syncs or {}, gathered, in_time, is_batch or in_time)
+    made = _Partitioner(graph, axis, ranks, rank, given, syncs or {}, gathered, in_time, is_batch or in_time, forks)
     return made.run(outputs)
 
 
@@ -130,8 +132,9 @@ class _Partitioner:
     def __init__(
         self, graph: Graph, axis: str, ranks: int, rank: int, given: Mapping[str, Placement],
         syncs: Mapping[str, Placement], gathered: frozenset[str], in_time: bool,
-        is_batch: bool,
+        is_batch: bool, forked: Sequence[str],
     ) -> None:  # fmt: skip
+        self.forked = forked
         self.graph, self.axis, self.ranks, self.rank = graph, axis, ranks, rank
         self.given, self.syncs, self.gathered = given, syncs, gathered
         self.in_time, self.is_batch = in_time, is_batch
@@ -494,6 +497,10 @@ class _Partitioner:
         self.before[value.name] = Partial()
         wish = self.syncs.get(value.name, WHOLE)
         return self._move(made, Partial(), wish, value), wish
+
+    def forks(self, node: Node) -> bool:
+        """Whether ranks draw other random numbers for a node."""
+        return any(is_under(node.scope, path) for path in self.forked)
 
     def placement(self, value: Value) -> Placement:
         """In which placement a value was computed."""

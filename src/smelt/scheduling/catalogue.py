@@ -14,6 +14,7 @@ from smelt.scheduling.module_steps_quantize import Quantize
 from smelt.scheduling.parallel_steps import (
     CutStage,
     DataParallel,
+    ForkRandom,
     PipelineStages,
     ShardState,
     ShardTensor,
@@ -46,6 +47,7 @@ PRIMITIVES: tuple[type[Primitive], ...] = (
     SyncValue,
     DataParallel,
     ShardState,
+    ForkRandom,
     CutStage,
     PipelineStages,
 )

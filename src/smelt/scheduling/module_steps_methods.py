@@ -52,7 +52,8 @@ class ModuleSteps(Steps):
         after:   with own(random() + offset): a = dropout(x)
                  b = dropout(y)                          b gets the same, whatever a draws
         One number drawn outside is the seed of those inside; where nothing is drawn inside, none is drawn outside.
-        offset: added to it (the rank of a process). `verify` compares with a model that draws so, too.
+        offset: added to it (the rank of a process; for ranks that share a tensor there is `own_rng`). `verify` compares
+        with a model that draws so, too.
         Elsewhere called: fork_rng (Slapo), split (JAX).
         Raises: ScheduleError (S0607) where the module is never called itself, or has had this step.
         """

@@ -12,7 +12,7 @@ from smelt.diag import Options, ScheduleError
 from smelt.ir import Graph
 from smelt.ops.collectives import Communicator
 from smelt.parallel.groups import Groups
-from smelt.parallel.marks import Pipeline
+from smelt.parallel.marks import Fork, Pipeline
 from smelt.parallel.mesh import Mesh
 from smelt.parallel.module import PartedForward, Wholes, divide_state, whole_program
 from smelt.parallel.parted import Parted
@@ -52,8 +52,8 @@ def verify_on(
         args = _examples(state)
     wholes: Wholes = {}
     return prove(
-        state.build, lambda rank: _on_rank(state, axes, rank, None, args, kwargs, wholes), axes, args, kwargs,
-        steps=steps, optimizer=optimizer or sgd,
+        state.build, lambda rank: _on_rank(state, axes, rank, None, args, kwargs, wholes, proves=True), axes, args,
+        kwargs, steps=steps, optimizer=optimizer or sgd,
     )  # fmt: skip
 
 
@@ -68,10 +68,11 @@ def check_rank(mesh: Mesh, rank: int) -> None:
 
 def _on_rank(
     state: State, mesh: Mesh, rank: int, with_: Communicator | None, args: tuple[Any, ...] | None = None,
-    kwargs: Mapping[str, Any] | None = None, wholes: Wholes | None = None,
+    kwargs: Mapping[str, Any] | None = None, wholes: Wholes | None = None, *, proves: bool = False,
 ) -> tuple[torch.nn.Module, Parted]:  # fmt: skip
     check_rank(mesh, rank)
-    marks = marks_of(state)
+    # Ranks can be compared with one process on its random numbers only.
+    marks = [mark for mark in marks_of(state) if not (proves and isinstance(mark, Fork))]
     module, _ = copying.shadow(state.tree)
     ties = {name: group[0] for group in copying.ties(module) for name in group}
     forward = PartedForward(module, state.build, mesh, rank, marks, ties, with_, Options.make(), wholes)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from smelt.diag import ScheduleError
-from smelt.parallel.marks import Batch, Cut, Divide, Mark, Pipeline, Stored, Sync
+from smelt.parallel.marks import Batch, Cut, Divide, Fork, Mark, Pipeline, Stored, Sync
 from smelt.parallel.syncs import SYNCS
 from smelt.scheduling.draft import Draft, Selected
 from smelt.scheduling.module_steps import OnModule
@@ -115,6 +115,16 @@ class ShardState(OnRanks):
         draft.note(at.path, f"parameters stored divided along {self.axis(arguments)}")
 
 
+class ForkRandom(OnRanks):
+    """Let ranks draw other random numbers each."""
+
+    name = "own_rng"
+
+    def apply(self, draft: Draft, at: Selected, **arguments: Any) -> None:
+        self.module(draft, at)
+        draft.note(at.path, f"other random numbers on each rank of {self.axis(arguments)}")
+
+
 class CutStage(OnModule):
     """End a stage of a pipeline behind a module."""
 
@@ -196,6 +206,15 @@ class ParallelSteps(Steps):
         """
         return self.take("shard_state", {"mesh_dim": mesh_dim})
 
+    def own_rng(self, mesh_dim: str) -> Self:
+        """Let each rank of an axis draw random numbers of its own in this module, where what it computes is divided.
+
+        Without this step, ranks use their shares of the numbers that one process draws: each draws all of them. All
+        other numbers stay the same on all ranks. A proof (`verify`) runs with the numbers of one process.
+        Raises: ScheduleError; `build` raises SmeltError (S0641) where no dropout of the module is divided.
+        """
+        return self.take("own_rng", {"mesh_dim": mesh_dim})
+
     def cut(self) -> Self:
         """End a stage of a pipeline behind this module. Raises: ScheduleError (S0641)."""
         return self.take("cut", {})
@@ -254,6 +273,8 @@ def _marks(step: Step, path: str) -> Iterator[Mark]:
             yield Batch(given["mesh_dim"], tuple(given.get("inputs", ())), where)
         case "shard_state":
             yield Stored(given["mesh_dim"], path, where)
+        case "own_rng":
+            yield Fork(given["mesh_dim"], path, where)
         case "cut":
             yield Cut(path, where)
         case "pipeline":

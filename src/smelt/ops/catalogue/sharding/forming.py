@@ -48,6 +48,10 @@ class Parting(Protocol):
         """An argument, value or not."""
         ...
 
+    def forks(self, node: Node) -> bool:
+        """Whether ranks draw other random numbers for a node."""
+        ...
+
     def summed(self, made: Value, node: Node) -> tuple[Value, Placement]:
         """What a rank's share of a node's sum becomes."""
         ...

@@ -202,12 +202,17 @@ def _dropout(part: Parting, node: Node) -> Sequence[tuple[Value, Placement]] | N
     if not isinstance(at, Shard):
         return None
     b = part.emitter
-    return [(b.call("aten.mul.Tensor", part.get(given, at), _noise(part, given.type, p, at)), at)]
+    return [(b.call("aten.mul.Tensor", part.get(given, at), _noise(part, node, given.type, p, at)), at)]
 
 
-def _noise(part: Parting, type_: TensorType, p: Arg, at: Shard) -> Value:
+def _noise(part: Parting, node: Node, type_: TensorType, p: Arg, at: Shard) -> Value:
     """This rank's part of what dropout multiplies with."""
     b = part.emitter
+    if part.forks(node):
+        sizes = list(type_.sizes)
+        sizes[at.dim] = at.local(part.rank)
+        own = b.call("aten.ones.default", tuple(sizes), dtype=type_.dtype, device=device_of(type_))
+        return b.call(dist.OWN_NOISE, own, p, part.rank, part.axis)
     noise = b.call("aten.dropout.default", ones_in_order(b, type_), p, True)
     return b.call(dist.SHARD, noise, at.dim, at.sizes, at.blocks, part.rank, part.axis)
 
@@ -245,7 +250,7 @@ def _attention(part: Parting, node: Node) -> Sequence[tuple[Value, Placement]] |
         else:
             scores = b.call("aten.add.Tensor", scores, own)
     weights = b.call("aten.softmax.int", scores, -1)
-    noise = _noise(part, TensorType(query.type.dtype, whole, None, query.type.device), p, at)
+    noise = _noise(part, node, TensorType(query.type.dtype, whole, None, query.type.device), p, at)
     return [(b.call("aten.matmul.default", b.call("aten.mul.Tensor", weights, noise), v), at)]
 
 
