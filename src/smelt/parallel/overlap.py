@@ -13,11 +13,11 @@ Invariant: starts stand in the order in which the sums stood, on every rank the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from smelt.analysis import used_by
-from smelt.ir import Graph, Node, Region, TensorType, Value
+from smelt.analysis import nbytes, used_by
+from smelt.ir import Graph, Node, TensorType, Value
 from smelt.ops import collectives as dist
 from smelt.ops.effects import effects
 from smelt.ops.lowering import GraphEmitter
@@ -64,7 +64,7 @@ def _share_messages(graph: Graph, late: Collection[Node]) -> None:
         source = node.args[0]
         assert isinstance(source, Value) and isinstance(source.type, TensorType)
         group = groups.setdefault((source.type.dtype, *node.args[1:]), [])
-        if group and sum(_nbytes(one) for one in group) + _nbytes(node) > MESSAGE:
+        if group and sum(nbytes(one.result) for one in group) + nbytes(node.result) > MESSAGE:
             _shared(rewriter, emitter, group)
             group.clear()
         group.append(node)
@@ -75,13 +75,7 @@ def _share_messages(graph: Graph, late: Collection[Node]) -> None:
 def _is_small_result(graph: Graph, node: Node) -> bool:
     if node.op != dist.ALL_REDUCE or node.args[1] != "sum" or any(user is not graph.body for user in node.result.users):
         return False
-    return _nbytes(node) <= SMALL
-
-
-def _nbytes(node: Node) -> int:
-    type_ = node.result.type
-    assert isinstance(type_, TensorType)
-    return type_.nbytes
+    return nbytes(node.result) <= SMALL
 
 
 def _shared(rewriter: Rewriter, b: GraphEmitter, group: Sequence[Node]) -> None:
@@ -160,10 +154,10 @@ class _Order:
 
     def _free(self) -> set[Node]:
         """What no start depends on, and does nothing but give its results."""
-        needed: set[Node] = set()
+        needed = set(self.starts)
         for node in reversed(list(self.graph.body)):
-            if node in self.starts or any(user in needed for result in node.results for user in _users(result)):
-                needed.add(node)
+            if node in needed:
+                needed.update(value.node for value in used_by(node) if value.node is not None)
         own = (dist.START, dist.WAIT)
         return {
             node for node in self.late
@@ -194,13 +188,3 @@ class _Order:
     def _put(self, node: Node) -> None:
         self.seen.add(node)
         self.done.append(node)
-
-
-def _users(value: Value) -> Iterator[Node]:
-    """The nodes of the body that use a value, from inside of their regions, too."""
-    for user in value.users:
-        node = user if isinstance(user, Node) else user.owner if isinstance(user.owner, Node) else None
-        while node is not None and isinstance(node.parent, Region) and isinstance(node.parent.owner, Node):
-            node = node.parent.owner
-        if node is not None:
-            yield node

@@ -232,7 +232,7 @@ class _Partitioner:
         if node.regions:
             return self._control(node)
         if not any(isinstance(v.type, TensorType | TupleType) for v in node.operands()) or node.op == "const":
-            return self._as_it_is(node)
+            return self._by_all(node)
         if self._formed(node):
             return None
         with_experts = [v for v in node.operands() if v in self.placed and self.placed[v].base in self.exchanges]
@@ -298,7 +298,7 @@ class _Partitioner:
         source = node.args[0]
         assert isinstance(source, Value)
         if source not in self.tuples:
-            return self._as_it_is(node)
+            return self._by_all(node)
         made, places = self.tuples[source]
         assert isinstance(made.type, TupleType)
         elements = _named(self.builder.add("unpack", (made,), made.type.elements), node).results
@@ -316,7 +316,7 @@ class _Partitioner:
         _named(made, node)
         self._known(node.result, made.result, at)
 
-    def _as_it_is(self, node: Node) -> None:
+    def _by_all(self, node: Node) -> None:
         """The node on whole tensors, by every rank."""
         whole = self._whole_arg if not effects(node).rng else self._drawn_with
         args = tuple(map_values(a, whole) for a in node.args)
@@ -339,7 +339,7 @@ class _Partitioner:
             chosen = self._choose(node, correspondences_of(node))
             if chosen is not None:
                 return self._divided(node, *chosen)
-        return self._as_it_is(node)
+        return self._by_all(node)
 
     def _of_type(self, node: Node) -> None:
         """A tensor that an operand is asked for the type of alone: any part of that tells it."""

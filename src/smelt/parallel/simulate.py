@@ -235,7 +235,7 @@ class _Here:
     def send(self, tensor: torch.Tensor, target: int, axis: str, key: str) -> None:
         other = self.mesh.group(self.rank, axis)[target]
         self.run.letters.setdefault((self.rank, other, key), deque()).append(tensor.clone())
-        self.run.world.count(self.rank, axis, _nbytes(tensor), [other])
+        self.run.world.count(self.rank, axis, tensor.nbytes, [other])
 
     def recv(self, like: torch.Tensor, source: int, axis: str, key: str) -> torch.Tensor:
         other = self.mesh.group(self.rank, axis)[source]
@@ -267,7 +267,7 @@ def receivers(kind: str, group: Sequence[int], rank: int) -> list[int]:
 
 def _reduced(what: Sequence[Any], tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], float]:
     total = _total(what[1], tensors)
-    return [total, *(total.clone() for _ in tensors[1:])], 2 * _nbytes(total)
+    return [total, *(total.clone() for _ in tensors[1:])], 2 * total.nbytes
 
 
 def _total(op: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -279,18 +279,18 @@ def _total(op: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _gathered(what: Sequence[Any], tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], float]:
     whole = whole_of(tensors, what[1]).contiguous()
-    return [whole, *(whole.clone() for _ in tensors[1:])], _nbytes(whole)
+    return [whole, *(whole.clone() for _ in tensors[1:])], whole.nbytes
 
 
 def _scattered(what: Sequence[Any], tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], float]:
     total = _total("sum", tensors)
-    return [part_of(total, what[1], rank).clone() for rank in range(len(tensors))], _nbytes(total)
+    return [part_of(total, what[1], rank).clone() for rank in range(len(tensors))], total.nbytes
 
 
 def _moved(what: Sequence[Any], tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], float]:
     whole = whole_of(tensors, what[1])
     parts = [part_of(whole, what[2], rank).clone(memory_format=torch.contiguous_format) for rank in range(len(tensors))]
-    return parts, _nbytes(whole) / len(tensors)
+    return parts, whole.nbytes / len(tensors)
 
 
 def _sent_rows(what: Sequence[Any], tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], float]:
@@ -298,7 +298,7 @@ def _sent_rows(what: Sequence[Any], tensors: Sequence[torch.Tensor]) -> tuple[li
     counts, sizes = counts_of(torch.tensor(what[1])), what[2]
     pieces = [list(t.split([*(row := splits(counts, sizes, r)[0]), len(t) - sum(row)])) for r, t in enumerate(tensors)]
     got = [torch.cat([one[rank] for one in pieces])[by_expert(counts, sizes, rank)] for rank in range(len(tensors))]
-    return got, sum(map(_nbytes, got)) / len(got)
+    return got, sum(one.nbytes for one in got) / len(got)
 
 
 def _returned_rows(what: Sequence[Any], tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], float]:
@@ -310,16 +310,12 @@ def _returned_rows(what: Sequence[Any], tensors: Sequence[torch.Tensor]) -> tupl
         rows[places] = tensor[: len(places)]
         came.append(list(rows.split(got)))
     found = [torch.cat([one[rank] for one in came]) for rank in range(len(tensors))]
-    return found, sum(map(_nbytes, found)) / len(found)
+    return found, sum(one.nbytes for one in found) / len(found)
 
 
 def _broadcast(what: Sequence[Any], tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], float]:
     source = tensors[what[1]]
-    return [source.clone() for _ in tensors], _nbytes(source)
-
-
-def _nbytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return [source.clone() for _ in tensors], source.nbytes
 
 
 _KINDS: Mapping[str, Callable[[Sequence[Any], Sequence[torch.Tensor]], tuple[list[torch.Tensor], float]]] = {
