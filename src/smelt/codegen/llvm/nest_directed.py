@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
+from smelt.codegen.kernels.graph import Graph
 from smelt.codegen.kernels.nest import Nest, Reduce, loop_name
 from smelt.codegen.llvm.isa import Isa
-from smelt.codegen.llvm.nest_graph import Graph
 from smelt.codegen.llvm.nest_schedule import (
     ITEM_NS,
     OuterLevel,

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from smelt.codegen.kernels.graph import Graph
 from smelt.codegen.kernels.nest import FAILED, Index
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes import ExprEmitter
 from smelt.codegen.llvm.lanes_bits import LaneBits
 from smelt.codegen.llvm.lanes_types import register_type, vector_type
-from smelt.codegen.llvm.nest_graph import Graph
 from smelt.codegen.llvm.nest_schedule import Schedule
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
 from smelt.ir import DType

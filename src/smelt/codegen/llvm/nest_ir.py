@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from smelt.codegen.kernels.graph import Graph, operand_dtype
 from smelt.codegen.kernels.nest import Buffer, Nest, Op
 from smelt.codegen.kernels.operations import DTYPES
+from smelt.codegen.kernels.simplify import simplify_nest
 from smelt.codegen.kernels.sizes import at_most
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes import is_supported
 from smelt.codegen.llvm.nest_directed import directed
 from smelt.codegen.llvm.nest_frame import Frame
-from smelt.codegen.llvm.nest_graph import Graph, operand_dtype
 from smelt.codegen.llvm.nest_loops import Loops
 from smelt.codegen.llvm.nest_schedule import Schedule, plan
-from smelt.codegen.llvm.nest_simplify import simplify_nest
 from smelt.codegen.llvm.nest_text import scheduled_text
 from smelt.codegen.llvm.nest_values import scratch_row
 from smelt.codegen.llvm.nest_variants import plans

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
+from smelt.codegen.kernels.graph import Pass, Value, reach
 from smelt.codegen.kernels.nest import Reduce, Scan
 from smelt.codegen.kernels.sizes import rest_of
 from smelt.codegen.llvm.lanes_types import vector_type
 from smelt.codegen.llvm.nest_frame import Frame, Span
-from smelt.codegen.llvm.nest_graph import Pass, Value, reach
 from smelt.codegen.llvm.nest_reduce import Accumulator
 from smelt.codegen.llvm.nest_schedule import OuterLevel, block_lengths
 from smelt.codegen.llvm.nest_tiles import emit_tiles

@@ -6,11 +6,11 @@ off, reads the first element of its buffer at most (which exists: sizes are at l
 
 from __future__ import annotations
 
+from smelt.codegen.kernels.graph import StoreValue, Value
 from smelt.codegen.kernels.nest import Const, Index, Load
 from smelt.codegen.kernels.sizes import is_short_step
 from smelt.codegen.llvm.lanes_types import type_suffix, vector_type
 from smelt.codegen.llvm.nest_frame import Frame
-from smelt.codegen.llvm.nest_graph import StoreValue, Value
 from smelt.ir import DType
 from smelt.ir.sizes import equals, is_one
 

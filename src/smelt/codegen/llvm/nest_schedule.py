@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from smelt.codegen.kernels.graph import Graph, StoreValue, Value, op_cost, operand_dtype
 from smelt.codegen.kernels.nest import Index, Load, Nest, Op, Reduce
 from smelt.codegen.kernels.sizes import at_most, is_short_step, unit_loop
 from smelt.codegen.llvm.isa import Isa
-from smelt.codegen.llvm.nest_graph import Graph, StoreValue, Value, op_cost, operand_dtype
 from smelt.ir import DType
 from smelt.ir.sizes import Size, equals, is_one, is_symbolic, late
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from smelt.codegen.kernels.graph import Value
 from smelt.codegen.kernels.nest import Load
 from smelt.codegen.llvm.lanes_types import register_type, vector_type
 from smelt.codegen.llvm.nest_frame import Frame, Span
-from smelt.codegen.llvm.nest_graph import Value
 from smelt.codegen.llvm.nest_schedule import is_transposed
 from smelt.codegen.llvm.nest_values import Values
 from smelt.ir.sizes import is_whole

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from smelt.codegen.kernels.graph import StoreValue, Value, operand_dtype
 from smelt.codegen.kernels.nest import Const, Load, Op, Position, Reduce, Scan
 from smelt.codegen.llvm.lanes_types import register_type, vector_type
 from smelt.codegen.llvm.nest_frame import Frame
-from smelt.codegen.llvm.nest_graph import StoreValue, Value, operand_dtype
 from smelt.codegen.llvm.nest_memory import Memory
 from smelt.diag import InternalError
 from smelt.ir import DType

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
+from smelt.codegen.kernels.graph import Graph
 from smelt.codegen.kernels.sizes import at_most
 from smelt.codegen.llvm.isa import Isa
-from smelt.codegen.llvm.nest_graph import Graph
 from smelt.codegen.llvm.nest_schedule import SHORT_CHAIN, Schedule, Traits, Way, best_way, scheduled, traits
 from smelt.ir.sizes import Size, late
 
