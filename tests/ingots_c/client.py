@@ -31,7 +31,16 @@ class CType(ctypes.Structure):
 
     _fields_ = (
         ("name", ctypes.c_char_p), ("dtype", ctypes.c_int), ("ndim", ctypes.c_int32), ("sizes", Sizes),
-        ("strides", Sizes), ("is_written", ctypes.c_int32),
+        ("strides", Sizes), ("is_written", ctypes.c_int32), ("size_texts", ctypes.POINTER(ctypes.c_char_p)),
+    )  # fmt: skip
+
+
+class CSize(ctypes.Structure):
+    """smelt_size."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p), ("input", ctypes.c_int32), ("dim", ctypes.c_int32), ("low", ctypes.c_int64),
+        ("high", ctypes.c_int64),
     )  # fmt: skip
 
 
@@ -41,6 +50,7 @@ class CSignature(ctypes.Structure):
     _fields_ = (
         ("name", ctypes.c_char_p), ("ninputs", ctypes.c_int32), ("noutputs", ctypes.c_int32),
         ("inputs", ctypes.POINTER(CType)), ("outputs", ctypes.POINTER(CType)),
+        ("nsizes", ctypes.c_int32), ("sizes", ctypes.POINTER(CSize)),
     )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
-"""One ingot with all programs, exported once for this machine."""
+"""Two ingots with all programs, of known and of free sizes, each exported once for this machine."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import smelt
 from smelt.package.c.export import Exported, export
 from smelt.runtime.ingot.natives import targets
 from tests.ingots_c.client import Library, Model
-from tests.ingots_c.programs import Calls, programs
+from tests.ingots_c.programs import Calls, programs, ranged_programs
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,24 @@ class Built:
         return smelt.load(self.ingot)
 
 
-@pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    folder = tmp_path_factory.mktemp("exported")
-    torch.manual_seed(5)
+def built_of(folder: Path, made_of: Mapping[str, tuple[Callable[[], Any], Calls]]) -> Built:
+    """An ingot of these programs, exported."""
     made, calls = {}, {}
     with torch.no_grad():
-        for name, (make, given) in programs().items():
+        for name, (make, given) in made_of.items():
             made[name], calls[name] = make(), given
         smelt.save(made, folder / "all.ingot", targets=[targets()[0]])
     return Built(folder / "all.ingot", export(folder / "all.ingot", folder / "build"), calls)
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    torch.manual_seed(5)
+    return built_of(tmp_path_factory.mktemp("exported"), programs())
+
+
+@pytest.fixture(scope="session")
+def ranged(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Programs with free sizes."""
+    torch.manual_seed(5)
+    return built_of(tmp_path_factory.mktemp("ranged"), ranged_programs())

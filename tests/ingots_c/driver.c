@@ -1,6 +1,7 @@
 /* Runs what a test wrote down, in as many threads with contexts of their own as it asks for.
  *
- * driver calls WEIGHTS SCRIPT OUT CONTEXTS THREADS     a script: for each call i32 entry, then its inputs' bytes
+ * driver calls WEIGHTS SCRIPT OUT CONTEXTS THREADS     a script: for each call i32 entry, then of each input
+ *                                              its sizes and its bytes
  * driver open FILE...                                  open each as weights and call every entry point with zeros
  *
  * OUT, of the first context: for each call i32 status; where it is 0, for each output i32 ndim, i64 sizes, its bytes. */
@@ -25,11 +26,11 @@ static void must(int is_fine, const char *what)
     }
 }
 
-static int64_t nelements(const smelt_type *type)
+static int64_t nelements(const smelt_type *type, const int64_t *sizes)
 {
     int64_t count = 1;
     for (int32_t i = 0; i < type->ndim; i++)
-        count *= type->sizes[i];
+        count *= sizes[i];
     return count;
 }
 
@@ -55,26 +56,63 @@ static void write_outputs(FILE *out, int32_t status, const smelt_tensor *outputs
     }
 }
 
-/* One call with inputs that lie behind one another; gives what is behind them. */
-static char *call(smelt_context *context, int32_t entry, char *at, FILE *out)
+enum { MOST_INPUTS = 8, MOST_DIMS = 8 };
+
+/* One call with copies of these elements. */
+static void call(smelt_context *context, int32_t entry, int64_t sizes[][MOST_DIMS], const char *const *elements, FILE *out)
 {
     const smelt_signature *signature = smelt_describe(&all_program, entry);
-    smelt_tensor inputs[8], outputs[8];
-    char *copies[8];
+    smelt_tensor inputs[MOST_INPUTS], outputs[MOST_INPUTS];
+    char *copies[MOST_INPUTS];
     for (int32_t i = 0; i < signature->ninputs; i++) {
         const smelt_type *type = &signature->inputs[i];
-        size_t nbytes = (size_t)nelements(type) * smelt_itemsize(type->dtype);
+        size_t nbytes = (size_t)nelements(type, sizes[i]) * smelt_itemsize(type->dtype);
         copies[i] = malloc(nbytes ? nbytes : 1);
-        memcpy(copies[i], at, nbytes);
-        at += nbytes;
-        inputs[i] = (smelt_tensor){copies[i], type->dtype, type->ndim, type->sizes, type->strides};
+        memcpy(copies[i], elements[i], nbytes);
+        inputs[i] = (smelt_tensor){copies[i], type->dtype, type->ndim, sizes[i], signature->nsizes ? NULL : type->strides};
     }
     int32_t status = smelt_call(context, entry, inputs, signature->ninputs, outputs, signature->noutputs);
     if (out)
         write_outputs(out, status, outputs, signature->noutputs);
     for (int32_t i = 0; i < signature->ninputs; i++)
         free(copies[i]);
+}
+
+/* The call of a script that begins here; gives what is behind it. */
+static char *next_call(smelt_context *context, char *at, FILE *out)
+{
+    int32_t entry;
+    memcpy(&entry, at, sizeof entry);
+    at += sizeof entry;
+    const smelt_signature *signature = smelt_describe(&all_program, entry);
+    int64_t sizes[MOST_INPUTS][MOST_DIMS];
+    const char *elements[MOST_INPUTS];
+    for (int32_t i = 0; i < signature->ninputs; i++) {
+        const smelt_type *type = &signature->inputs[i];
+        memcpy(sizes[i], at, (size_t)type->ndim * sizeof(int64_t));
+        elements[i] = at += (size_t)type->ndim * sizeof(int64_t);
+        at += (size_t)nelements(type, sizes[i]) * smelt_itemsize(type->dtype);
+    }
+    call(context, entry, sizes, elements, out);
     return at;
+}
+
+/* A call with zeros, of the least sizes that there are. */
+static void call_with_zeros(smelt_context *context, int32_t entry, const char *zeros)
+{
+    const smelt_signature *signature = smelt_describe(&all_program, entry);
+    int64_t sizes[MOST_INPUTS][MOST_DIMS];
+    const char *elements[MOST_INPUTS];
+    for (int32_t i = 0; i < signature->ninputs; i++) {
+        elements[i] = zeros;
+        for (int32_t j = 0; j < signature->inputs[i].ndim; j++) {
+            sizes[i][j] = signature->inputs[i].sizes[j];
+            for (int32_t k = 0; sizes[i][j] < 0 && k < signature->nsizes; k++)
+                if (!strcmp(signature->inputs[i].size_texts[j], signature->sizes[k].name))
+                    sizes[i][j] = signature->sizes[k].low;
+        }
+    }
+    call(context, entry, sizes, elements, NULL);
 }
 
 static void *run_script(void *out)
@@ -82,11 +120,8 @@ static void *run_script(void *out)
     smelt_context *context;
     must(!smelt_context_new(model, &context), "a context");
     must(!smelt_set_threads(context, threads), "threads");
-    for (char *at = script; at < script + script_nbytes;) {
-        int32_t entry;
-        memcpy(&entry, at, sizeof entry);
-        at = call(context, entry, at + sizeof entry, out);
-    }
+    for (char *at = script; at < script + script_nbytes;)
+        at = next_call(context, at, out);
     smelt_context_free(context);
     return NULL;
 }
@@ -133,7 +168,7 @@ static int open_each(int count, char **paths)
         for (int32_t entry = 0; entry < smelt_entries(&all_program); entry++) {
             const char *name = smelt_describe(&all_program, entry)->name;
             if (strcmp(name, "collatz")) /* it never ends for 0 */
-                call(context, entry, zeros, NULL);
+                call_with_zeros(context, entry, zeros);
         }
         free(zeros);
         smelt_context_free(context);

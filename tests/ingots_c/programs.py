@@ -78,6 +78,89 @@ def endless(x: Tensor) -> Tensor:
     return x
 
 
+class Encoder(nn.Module):
+    """What an embedder does: positions, attention over what a mask lets through, a mean over tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(40, 32), nn.Embedding(24, 32)
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        h = self.words(ids) + self.places(torch.arange(ids.shape[1]))
+        q, k, v = (part.unflatten(-1, (2, 16)).transpose(1, 2) for part in self.qkv(h).chunk(3, -1))
+        h = h + F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None].bool()).transpose(1, 2).flatten(2)
+        weights = mask[..., None].float()
+        return (F.gelu(self.out(h)) * weights).sum(1) / weights.sum(1)
+
+
+class Prefill(nn.Module):
+    """A decoder that reads a prompt: the scores of the next token, and its keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(30, 32), nn.Embedding(16, 32)
+        self.first, self.second, self.last = (nn.LayerNorm(32) for _ in range(3))
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch, tokens = ids.shape
+        h = self.words(ids) + self.places.weight[:tokens]
+        q, k, v = (p.view(batch, tokens, 2, 16).transpose(1, 2) for p in self.qkv(self.first(h)).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        h = h + self.out(mixed.transpose(1, 2).reshape(batch, tokens, 32))
+        h = h + self.down(F.gelu(self.up(self.second(h))))
+        return F.linear(self.last(h)[:, -1], self.words.weight), k, v
+
+
+def shrunk(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of each row, halved until all numbers are small, and how often that was."""
+    count = torch.zeros((), dtype=torch.int64)
+    while x.abs().max() > 1:
+        x, count = x * 0.5, count + 1
+    return x.sum(-1), count
+
+
+def stepped(x: Tensor) -> Tensor:
+    """A recurrence over as many rows as there are."""
+    h = x.new_zeros(x.shape[1])
+    for row in x:
+        h = torch.tanh(h * 0.5 + row)
+    return h
+
+
+def halves(x: Tensor, y: Tensor) -> Tensor:
+    """For an even number of rows."""
+    return x.view(x.shape[0] // 2, 2, 4).sum(1) + y[::2]
+
+
+def ranged_programs() -> dict[str, tuple[Callable[[], Any], Calls]]:
+    """The same with free sizes; calls are at both bounds, and between them."""
+    few, many = [(1, 1), (3, 24), (2, 9), (1, 24), (3, 1)], [(n, 5) for n in (1, 40, 2, 17)]
+    batch, tokens, rows = smelt.Dim("batch", max=3), smelt.Dim("tokens", max=24), smelt.Dim("rows", max=40)
+    shorter, even = smelt.Dim("length", max=16), smelt.Dim("n", max=12)
+    masks = [torch.arange(t).expand(b, t) % 3 != 1 for b, t in few]
+    encoded = [(torch.randint(0, 40, mask.shape), mask.long()) for mask in masks]
+    made: dict[str, tuple[Any, Any, Calls]] = {
+        "encoder": (Encoder().eval(), [{0: batch, 1: tokens}] * 2, [encoded[2], *encoded]),
+        "prefill": (
+            Prefill().eval(), [{0: batch, 1: shorter}],
+            [(torch.randint(0, 30, size),) for size in ((2, 7), (3, 16), (2, 2), (2, 9))],
+        ),
+        "shrunk": (shrunk, [{0: rows}], [(torch.randn(9, 5),), *((torch.randn(size) * 50,) for size in many)]),
+        "stepped": (stepped, [{0: rows}], [(torch.randn(9, 5),), *((torch.randn(size),) for size in many)]),
+        "halves": (
+            halves, [{0: even}] * 2,
+            [(torch.randn(n, 4), torch.randn(n, 4)) for n in (6, 12, 4, 10)],
+        ),
+    }  # fmt: skip
+    return {
+        name: (lambda p=program, d=dims, c=calls: smelt.trace(p, c[0], dynamic_shapes=d), calls)
+        for name, (program, dims, calls) in made.items()
+    }
+
+
 def programs() -> dict[str, tuple[Callable[[], Any], Calls]]:
     """By name: what makes the program, and calls of it, of which the first is what it is captured with."""
     x = torch.randn(3, 16)

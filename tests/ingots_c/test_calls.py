@@ -83,9 +83,9 @@ class TestRefused:
         x = built.calls["mlp"][0][0]
         cases = {
             "its dtype is 7, the program takes 6": x.double(),
-            "a size is 15, the program takes 16": x[:, :15].contiguous(),
+            "size 1 is 15, the program takes 16": x[:, :15].contiguous(),
             "the number of its dimensions is 1": x[0],
-            "a stride is 3, the program takes 1": x.t().contiguous().t(),
+            "stride 1 is 3, the program takes 1": x.t().contiguous().t(),
         }
         for text, given in cases.items():
             with pytest.raises(Failed, match=text) as failed:

@@ -48,7 +48,9 @@ def script(built: Built, numbers: dict[str, int], names: Sequence[str]) -> bytes
     for name in names:
         for inputs in built.calls[name]:
             pieces.append(struct.pack("<i", numbers[name]))
-            pieces += [bytes(tensor.contiguous().view(-1).view(torch.uint8).tolist()) for tensor in inputs]
+            for tensor in inputs:
+                pieces.append(struct.pack(f"<{tensor.dim()}q", *tensor.shape))
+                pieces.append(bytes(tensor.contiguous().view(-1).view(torch.uint8).tolist()))
     return b"".join(pieces)
 
 
@@ -91,7 +93,11 @@ def run(built: Built, exported: Exported, command: Sequence[str], tmp_path: Path
 
 @pytest.mark.parametrize("flags", [_ADDRESS, _THREAD], ids=["address", "thread"])
 @pytest.mark.parametrize("contexts, threads", [(1, 1), (3, 2)])
-def test_sanitizers(built: Built, tmp_path: Path, flags: tuple[str, ...], contexts: int, threads: int) -> None:
+@pytest.mark.parametrize("name", ["built", "ranged"])
+def test_sanitizers(
+    request: pytest.FixtureRequest, name: str, tmp_path: Path, flags: tuple[str, ...], contexts: int, threads: int
+) -> None:
+    built: Built = request.getfixturevalue(name)
     exported = export(built.ingot, tmp_path / "build", flags=flags)
     program = linked(exported, ["cc"], flags)
     pairs = run(built, exported, [str(program)], tmp_path, contexts, threads, list(built.calls))

@@ -27,11 +27,12 @@ from tests.ingots_c.mutants import mutants
 FILE = 2
 # All of these are in glibc 2.17, and nothing else may be asked for.
 _GLIBC = (
-    "posix_memalign malloc calloc free memcpy memmove memset memcmp strcmp strerror vsnprintf open close read fstat "
-    "__fxstat mmap munmap pthread_create pthread_join pthread_mutex_init pthread_mutex_destroy pthread_mutex_lock "
-    "pthread_mutex_unlock pthread_cond_init pthread_cond_destroy pthread_cond_wait pthread_cond_broadcast sched_yield "
-    "clock_gettime pow ldexp frexp nearbyint floor __errno_location __tls_get_addr __stack_chk_fail "
-    "__cxa_finalize __gmon_start__ _ITM_deregisterTMCloneTable _ITM_registerTMCloneTable"
+    "posix_memalign malloc calloc free memcpy memmove memset memcmp strcmp strerror snprintf vsnprintf open close "
+    "read fstat __fxstat mmap munmap pthread_create pthread_join pthread_mutex_init pthread_mutex_destroy "
+    "pthread_mutex_lock pthread_mutex_unlock pthread_cond_init pthread_cond_destroy pthread_cond_wait "
+    "pthread_cond_broadcast sched_yield clock_gettime pow ldexp frexp nearbyint floor __errno_location "
+    "__tls_get_addr __stack_chk_fail __cxa_finalize __gmon_start__ _ITM_deregisterTMCloneTable "
+    "_ITM_registerTMCloneTable"
 )
 GLIBC = frozenset(_GLIBC.split())
 
@@ -51,7 +52,9 @@ class TestLibrary:
         assert set(re.findall(r"NEEDED.*\[(.*?)\]", needed)) <= glibc
 
     def test_it_exports_its_interface_alone(self, built: Built) -> None:
-        declared = set(re.findall(r"\b(smelt_\w+)\(", (RUNTIME / "smelt.h").read_text().split("*/", 1)[1]))
+        text = (RUNTIME / "smelt.h").read_text().split("*/", 1)[1]
+        inline = set(re.findall(r"static inline \w+ (smelt_\w+)\(", text))
+        declared = set(re.findall(r"\b(smelt_\w+)\(", text)) - inline
         assert symbols(built.exported.library, "-D", "--defined-only") == {*declared, "all_program"}
 
     def test_its_runtime_is_small(self, built: Built) -> None:
@@ -114,25 +117,6 @@ def _kernels(built: Built) -> list[Any]:
     return list(found.values())
 
 
-def test_free_sizes_are_an_entry_point_for_each(tmp_path: Path) -> None:
-    x, y = torch.randn(4, 16), torch.randn(16, 3)
-    with torch.no_grad():
-        program = smelt.trace(lambda x: torch.tanh(x @ y), (x,), dynamic_shapes=[{0: "rows"}])
-        program.save(tmp_path / "m.ingot", sizes=[{"rows": 5}, {"rows": 8}], targets=targets()[:1])
-        exported = export(tmp_path / "m.ingot", tmp_path / "build")
-        assert [str(each) for each in exported.signatures] == [
-            f"forward_{n}(x0: f32[{n}, 16]) -> out: f32[{n}, 3]" for n in (5, 8)
-        ]
-        assert exported.name == "program_m"  # else -lm would be this one
-        context = Library(exported).open(exported.weights).context()
-        for n in (5, 8):
-            given = torch.randn(n, 16)
-            assert torch.equal(context.call(f"forward_{n}", given)[0], smelt.load(tmp_path / "m.ingot")(given))
-        program.save(tmp_path / "none.ingot", sizes=[], targets=targets()[:1])
-    with pytest.raises(smelt.PackageError, match="has native code for none"):
-        export(tmp_path / "none.ingot", tmp_path / "build", target=targets()[0])
-
-
 def test_sizes_of_a_range_are_named_at_export(tmp_path: Path) -> None:
     """One file, of which each library takes the sizes that it is for, without a compiler of Smelt's."""
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 3)).eval()
@@ -146,9 +130,8 @@ def test_sizes_of_a_range_are_named_at_export(tmp_path: Path) -> None:
         for n in (1, 7, 40):
             given = torch.randn(n, 16)
             assert torch.equal(context.call(f"forward_{n}", given)[0], loaded(given))
-    for sizes, names in (([], r"rows = 1\.\.64.*single sizes"), ([{"rows": 65}], "rows <= 64")):
-        with pytest.raises(smelt.PackageError, match=names):
-            export(tmp_path / "m.ingot", tmp_path / "none", sizes=sizes)
+    with pytest.raises(smelt.PackageError, match="rows <= 64"):
+        export(tmp_path / "m.ingot", tmp_path / "none", sizes=[{"rows": 65}])
 
 
 class TestRefused:

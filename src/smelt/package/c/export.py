@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 
 import torch
@@ -20,20 +21,23 @@ from smelt.ir import parse
 from smelt.package.c.addresses import Elsewhere
 from smelt.package.c.header import cmake_text, header_text
 from smelt.package.c.link import PUBLIC, RUNTIME, build, libtorch_folder, toolchain
-from smelt.package.c.signature import Signature, signature_of
-from smelt.package.c.tables import Table, TableWriter, Tensor, needs_library, needs_python
-from smelt.package.c.text import ProgramText
+from smelt.package.c.signature import Signature, check_numbers, signature_of
+from smelt.package.c.sized import Sized, bounds_of
+from smelt.package.c.tables import TableWriter, Tensor, needs_library, needs_python
+from smelt.package.c.text import Entry, ProgramText
 from smelt.package.c.weights import Weights
 from smelt.package.names import identifier
 from smelt.package.natives import TARGETS
 from smelt.runtime.ingot.abi import abi
 from smelt.runtime.ingot.contents import Contents, open_file
 from smelt.runtime.ingot.errors import broken
-from smelt.runtime.ingot.free_sizes import FreeSizes, least_of, most_of
+from smelt.runtime.ingot.free_sizes import Profile, Symbol
 from smelt.runtime.ingot.manifest import WEIGHTS, Manifest, Method, Placed
 from smelt.runtime.ingot.natives import NativeText, targets
-from smelt.runtime.plan import KernelCode
+from smelt.runtime.plan import KernelCode, Plan
 
+ALONE_LIMIT = 8
+"""Sizes of one range that have plans of their own, because records of the others do not serve them."""
 # Libraries of the system: a lib<name> beside the program would be linked instead of these.
 _TAKEN = frozenset(("c", "m", "dl", "rt", "gcc", "util", "pthread", "stdc", "resolv", "smelt"))
 
@@ -59,8 +63,7 @@ def export(
     target: "avx512", "avx2" or "neon"; "": the best that runs here. name: what C names begin with; "": that of the
     file. compiler: a command, or "zig". flags: more for compiling and linking. libtorch: the folder of libtorch, or
     "torch" for that of the installed package: it is linked if an operator needs it. sizes: of a program with free ones,
-    those to make entry points for, within the ranges that it has native code for; by default the single sizes that it
-    was saved for.
+    those to make entry points for, within the ranges that it has native code for; by default one takes all of these.
     Raises: PackageError (S0701) for a broken file; (S0704) where it cannot be exported, naming the operators that
     need torch.
     """
@@ -82,7 +85,7 @@ def export(
         build(tools, folder, out, name, program.objects(folder), flags, linked)
     if program.file.content:
         weights.write_bytes(program.file.content)
-    signatures = tuple(signature for signature, _ in program.tables)
+    signatures = tuple(entry.signature for entry in program.entries)
     (out / f"{name}.h").write_text(header_text(name, weights.name, signatures, program.needs))
     (out / f"{name}-config.cmake").write_text(cmake_text(name, weights.name, linked))
     for header in PUBLIC:
@@ -106,37 +109,51 @@ def _cannot(why: str, fix: str) -> PackageError:
 
 
 @dataclass(frozen=True, slots=True)
-class _Point:
-    """An entry point of C: of a method, or of one whose sizes are free for some values of these.
+class _Variant:
+    """A plan of an entry point; sizes: those that it is for alone."""
 
-    plans: by target, the entry that holds its plan; where a range has several plans, those that may be for these sizes.
+    text: NativeText
+    sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """An entry point of C: of a method, with its sizes free or for some values of these.
+
+    profiles: by target, the entry that holds a plan, and the sizes that it may be for; the first plan that is for the
+    sizes of a call is theirs. is_free: callers choose sizes.
     """
 
     name: str
     method: Method
-    plans: Sequence[Mapping[str, str]]
-    sizes: Mapping[str, int]
+    profiles: Sequence[Profile]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    is_free: bool = False
 
 
 def _points(name: str, method: Method, wanted: Sequence[Mapping[str, int]]) -> Iterator[_Point]:
-    """forward  ==>  forward_1_128, forward_8_128        where sizes are free: those wanted, or those that have plans
+    """forward  ==>  forward, for all sizes that it has plans for, or forward_1_128, forward_8_128 for those wanted
 
     Raises: PackageError (S0704) where there is code for none, or the program is not for sizes that are wanted.
     """
     free = method.free
     if free is None:
-        yield _Point(name, method, (method.native,), {})
+        yield _Point(name, method, (Profile((), method.native),))
         return
     names = [symbol.name for symbol in free.symbols]
-    exact = [dict(zip(names, profile.exact, strict=True)) for profile in free.profiles if profile.exact is not None]
-    chosen = [sizes for sizes in wanted if sizes.keys() == set(names)] or exact
+    chosen = [sizes for sizes in wanted if sizes.keys() == set(names)]
+    if not free.profiles:
+        raise _cannot(f"the sizes of {name} are free, and it has native code for none", "name some: p.save(sizes=...)")
     if not chosen:
-        raise _without_sizes(name, free, names)
+        singles = {each.exact: each for each in free.profiles if each.exact is not None}
+        ranges = [each for each in free.profiles if each.exact is None]
+        yield _Point(name, method, [*singles.values(), *ranges], is_free=True)
+        return
     for sizes in chosen:
         values = tuple(sizes[each] for each in names)
         label = "_".join(map(str, (name, *values)))
         broken_rule = free.refused(sizes)
-        plans = [each.native for each in free.profiles if each.takes(values)]
+        plans = [each for each in free.profiles if each.takes(values)]
         if broken_rule or not plans:
             raise _cannot(
                 f"{label} would be for sizes that the program is not for: {broken_rule}"
@@ -145,18 +162,6 @@ def _points(name: str, method: Method, wanted: Sequence[Mapping[str, int]]) -> I
                 "name other sizes, or save the program for these",
             )
         yield _Point(label, method, plans, dict(zip(names, values, strict=True)))
-
-
-def _without_sizes(name: str, free: FreeSizes, names: Sequence[str]) -> PackageError:
-    if not free.profiles:
-        return _cannot(f"the sizes of {name} are free, and it has native code for none", "name some: p.save(sizes=...)")
-    bounds = zip(names, free.profiles[0].sizes, strict=True)
-    ranges = ", ".join(f"{each} = {least_of(n)}..{most_of(n)}" for each, n in bounds)
-    wanted = ",".join(f"{each}=..." for each in names)
-    return _cannot(
-        f"the sizes of {name} are free, and it has native code for {ranges}, where C takes single sizes",
-        f"name some of these: smelt export --size {wanted}",
-    )
 
 
 @dataclass
@@ -169,7 +174,7 @@ class _Program:
     links_torch: bool = False
     sizes: Sequence[Mapping[str, int]] = ()
     needs: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    tables: list[tuple[Signature, Table]] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
 
     def read(self) -> None:
         """Raises: PackageError (S0701, S0704)."""
@@ -181,37 +186,43 @@ class _Program:
                 f"its native code is of another version of Smelt, {manifest.smelt}", "save the program again with this"
             )
         points = [point for name, method in manifest.methods.items() for point in _points(name, method, self.sizes)]
-        texts = {point.name: self._text(point) for point in points}
-        self._check_operators(texts)
+        variants = {point.name: self._variants(point) for point in points}
+        self._check_operators({name: [each.text.plan for each in found] for name, found in variants.items()})
         written = {number for method in manifest.methods.values() for number in method.written}
         self._stored = frozenset(manifest.state[number].placed.stored for number in written)
         for point in points:
-            self._check_written(point.name, point.method, texts[point.name])
+            for variant in variants[point.name]:
+                self._check_written(point.name, point.method, variant.text)
         self.weights = Weights(self.contents, target in targets(), self._stored)
         for point in points:
-            self._add(point, texts[point.name])
+            self._add(point, variants[point.name])
         self.state = [self._named(number) for number in sorted(written)]
         self.file = self.weights.written_file()
 
-    def _text(self, point: _Point) -> NativeText:
+    def _variants(self, point: _Point) -> list[_Variant]:
+        """The plans of an entry point. Raises: PackageError (S0701); (S0704) where there is none."""
         method, manifest = point.method, self.contents.manifest
-        for plans in point.plans:
-            entry = plans.get(self.target)
+        found: list[_Variant] = []
+        for profile in point.profiles:
+            entry = profile.native.get(self.target)
             if entry is None:
                 continue
             kernels = self.contents.entry(manifest.kernels[self.target])
             text = NativeText.read(self.contents.json(entry), kernels, method, len(manifest.state))
-            found = text.at(point.sizes)
-            if found is not None:
-                return found
+            if point.is_free:
+                found += _free_variants(text, profile, method)
+            elif (one := text.at(point.sizes)) is not None:
+                return [_Variant(one)]
+        if found:
+            return found
         why = method.why_not_native.get(self.target, f"the file was saved without {self.target}, or for other sizes")
         raise _cannot(f"{point.name} has no native code for {self.target}: {why}", "save the program for this target")
 
-    def _check_operators(self, texts: dict[str, NativeText]) -> None:
-        needed = {name: needs_library(text.plan) for name, text in texts.items()}
+    def _check_operators(self, plans: Mapping[str, Sequence[Plan]]) -> None:
+        needed = _each(needs_library, plans)
         if self.links_torch:
             self.needs = {name: tuple(ops) for name, ops in needed.items() if ops}
-            needed = {name: needs_python(text.plan) for name, text in texts.items()}
+            needed = _each(needs_python, plans)
             if any(needed.values()):
                 listed = "; ".join(f"{name}: {', '.join(ops)}" for name, ops in needed.items() if ops)
                 raise _cannot(f"only Python runs {listed}", "run the ingot by smelt.load")
@@ -232,20 +243,29 @@ class _Program:
                     "run the ingot by smelt.load, which packs it again",
                 )
 
-    def _add(self, point: _Point, text: NativeText) -> None:
+    def _add(self, point: _Point, variants: Sequence[_Variant]) -> None:
         method = point.method
-        writer = TableWriter(
-            point.name, [each.dtype for each in method.inputs], text, self.weights,
-            lambda kind, path: method.state[kind, path], self._tensor, self._placed,
-            where=Elsewhere(links_torch=self.links_torch),
-        )  # fmt: skip
-        table = writer.table()
+        tables = []
+        for variant in variants:
+            writer = TableWriter(
+                point.name, [each.dtype for each in method.inputs], variant.text, self.weights,
+                lambda kind, path: method.state[kind, path], self._tensor, self._placed,
+                where=Elsewhere(links_torch=self.links_torch), sizes=[s.name for s in _symbols(method)],
+            )  # fmt: skip
+            table = writer.table()
+            is_exact = point.is_free and table.sized is None
+            tables.append(replace(table, sized=Sized.single(variant.sizes)) if is_exact else table)
         constants = {path: self._tensor(number) for (kind, path), number in method.state.items() if kind == "const"}
         graph = parse(self.contents.text(method.graph), constants)
         if point.sizes:
             graph = specialize(graph, point.sizes)
-        given = [i for i, source in enumerate(table.outputs) if source is not None]
-        self.tables.append((signature_of(point.name, method, graph, given, point.sizes), table))
+        given = [i for i, sources in enumerate(zip(*(t.outputs for t in tables), strict=True)) if None not in sources]
+        tables = [replace(table, outputs=[table.outputs[i] for i in given]) for table in tables]
+        bounds = bounds_of([table.sized for table in tables if table.sized is not None])
+        signature = signature_of(point.name, method, graph, given, point.sizes, bounds)
+        checks = method.free.checks if point.is_free and method.free is not None else ()
+        check_numbers(signature, [expr for expr, _ in checks])
+        self.entries.append(Entry(signature, tuple(tables), tuple(checks)))
 
     def _tensor(self, number: int) -> torch.Tensor:
         return self.contents.state(self.contents.manifest.state[number])
@@ -266,7 +286,7 @@ class _Program:
     def source(self) -> str:
         """The tables as C source."""
         needs = "; ".join(f"{name}: {', '.join(ops)}" for name, ops in self.needs.items())
-        text = ProgramText(self.name, self.target, self.tables, self.file, self.weights.packings, self.state, needs)
+        text = ProgramText(self.name, self.target, self.entries, self.file, self.weights.packings, self.state, needs)
         return text.source()
 
     def objects(self, folder: Path) -> list[Path]:
@@ -275,10 +295,35 @@ class _Program:
         machine = TARGETS[self.target].triple.partition("-")[0]
         executor = folder / f"smelt_executor_{machine}.o"
         executor.write_bytes(bytes(self.contents.entry(manifest.executors[machine])))
-        kernels: dict[str, KernelCode] = {k.symbol: k for _, table in self.tables for k in table.kernels}
+        tables = [table for entry in self.entries for table in entry.tables]
+        kernels: dict[str, KernelCode] = {k.symbol: k for table in tables for k in table.kernels}
         kernels |= {packing.kernel.symbol: packing.kernel for packing in self.weights.packings}
         paths = [executor]
         for symbol, kernel in kernels.items():
             paths.append(folder / f"{symbol}.o")
             paths[-1].write_bytes(kernel.object)
         return paths
+
+
+def _symbols(method: Method) -> Sequence[Symbol]:
+    return () if method.free is None else method.free.symbols
+
+
+def _each(needs: Callable[[Plan], list[str]], plans: Mapping[str, Sequence[Plan]]) -> dict[str, list[str]]:
+    """By entry point, what its plans need, each once."""
+    return {name: list(dict.fromkeys(op for plan in some for op in needs(plan))) for name, some in plans.items()}
+
+
+def _free_variants(text: NativeText, profile: Profile, method: Method) -> list[_Variant]:
+    """The plan for many sizes, and plans for those of its sizes that need their own."""
+    table = text.table
+    if table is None:
+        return [] if profile.exact is None else [_Variant(text, profile.exact)]
+    numbers = [number for number in range(prod(table.count)) if table.taken.at(number)]
+    alone = [table.sizes(number) for number in numbers if not table.shares.at(number)]
+    found = [] if len(alone) == len(numbers) else [_Variant(text)]
+    for sizes in alone[:ALONE_LIMIT]:
+        one = text.at(dict(zip([symbol.name for symbol in _symbols(method)], sizes, strict=True)))
+        assert one is not None, "the plan is for these"
+        found.append(_Variant(one, sizes))
+    return found

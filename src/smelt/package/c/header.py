@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from smelt.package.c.addresses import DTYPES
+from smelt.package.c.expressions import c_text
 from smelt.package.c.link import TORCH_LIBRARIES
-from smelt.package.c.signature import Kind, Signature
+from smelt.package.c.signature import UNKNOWN, Kind, Signature, size_text
 from smelt.package.names import identifier
 
 
@@ -45,7 +46,8 @@ def _entry(name: str, signature: Signature) -> list[str]:
     lines = [f"/* {signature}", " *", " * Results stay where they are until the context's next call. */"]
     members = [f"    {_member(kind, label)}" for kind, label in zip(outputs, names, strict=True)]
     lines += [f"typedef struct {function}_result {{", *(members or ["    char none;"]), f"}} {function}_result;", ""]
-    arguments = [_argument(kind) for kind in signature.inputs]
+    arguments = [f"int64_t {each.label}" for each in signature.free]
+    arguments += [_argument(kind) for kind in signature.inputs]
     pad = " " * len(f"static inline smelt_status {function}(")
     lines.append(f"static inline smelt_status {function}(smelt_context *context,")
     lines += [f"{pad}{argument}," for argument in arguments]
@@ -55,26 +57,30 @@ def _entry(name: str, signature: Signature) -> list[str]:
 
 
 def _body(name: str, signature: Signature, names: Sequence[str]) -> list[str]:
+    # Its own names end with a line, as no argument's does.
     inputs, outputs = signature.inputs, list(signature.outputs.values())
+    free = {each.name: each.label for each in signature.free}
     lines = []
     for i, kind in enumerate(inputs):
         for what, values in (("sizes", kind.sizes), ("strides", kind.strides or ())):
             if values:
-                lines.append(f"    static const int64_t {what}{i}[] = {{{', '.join(map(str, values))}}};")
-    lines += [f"    smelt_tensor inputs[{max(len(inputs), 1)}], outputs[{max(len(outputs), 1)}];"]
+                storage = "static const" if all(isinstance(n, int) for n in values) else "const"
+                numbers = ", ".join(c_text(n, free) for n in values)
+                lines.append(f"    {storage} int64_t {what}{i}_[] = {{{numbers}}};")
+    lines += [f"    smelt_tensor inputs_[{max(len(inputs), 1)}], outputs_[{max(len(outputs), 1)}];"]
     for i, kind in enumerate(inputs):
         lines += [
-            f"    inputs[{i}].data = (void *){kind.name};",
-            f"    inputs[{i}].dtype = SMELT_{DTYPES[kind.dtype][1]};",
-            f"    inputs[{i}].ndim = {len(kind.sizes)};",
-            f"    inputs[{i}].sizes = {f'sizes{i}' if kind.sizes else 'NULL'};",
-            f"    inputs[{i}].strides = {f'strides{i}' if kind.strides else 'NULL'};",
+            f"    inputs_[{i}].data = (void *){kind.name};",
+            f"    inputs_[{i}].dtype = SMELT_{DTYPES[kind.dtype][1]};",
+            f"    inputs_[{i}].ndim = {len(kind.sizes)};",
+            f"    inputs_[{i}].sizes = {f'sizes{i}_' if kind.sizes else 'NULL'};",
+            f"    inputs_[{i}].strides = {f'strides{i}_' if kind.strides else 'NULL'};",
         ]
     entry = f"{name}_entry_{signature.name}"
-    call = f"smelt_call(context, {entry}, inputs, {len(inputs)}, outputs, {len(outputs)})"
-    lines += [f"    smelt_status status = {call};", "    if (status != SMELT_OK)", "        return status;"]
+    call = f"smelt_call(context, {entry}, inputs_, {len(inputs)}, outputs_, {len(outputs)})"
+    lines += [f"    smelt_status status_ = {call};", "    if (status_ != SMELT_OK)", "        return status_;"]
     for i, (kind, label) in enumerate(zip(outputs, names, strict=True)):
-        found = f"outputs[{i}]" if -1 in kind.sizes else f"(const {DTYPES[kind.dtype][2]} *)outputs[{i}].data"
+        found = f"outputs_[{i}]" if _is_unknown(kind) else f"(const {DTYPES[kind.dtype][2]} *)outputs_[{i}].data"
         lines.append(f"    result->{label} = {found};")
     lines += ["    (void)result;"] if not outputs else []
     return [*lines, "    return SMELT_OK;"]
@@ -84,8 +90,12 @@ def _members(outputs: Sequence[Kind]) -> list[str]:
     return [identifier(kind.name) for kind in outputs]
 
 
+def _is_unknown(kind: Kind) -> bool:
+    return UNKNOWN in kind.sizes
+
+
 def _member(kind: Kind, name: str) -> str:
-    if -1 in kind.sizes:
+    if _is_unknown(kind):
         return f"smelt_tensor {name}; /* {kind}: its sizes depend on the data */"
     return f"const {DTYPES[kind.dtype][2]} *{name}; /* {kind}{_strides(kind)} */"
 
@@ -96,7 +106,7 @@ def _argument(kind: Kind) -> str:
 
 
 def _strides(kind: Kind) -> str:
-    return "" if kind.strides is None else f", strides {list(kind.strides)}"
+    return "" if kind.strides is None else f", strides [{', '.join(map(size_text, kind.strides))}]"
 
 
 def cmake_text(name: str, weights: str, libtorch: Path | None = None) -> str:

@@ -21,7 +21,7 @@ from smelt.diag import PackageError
 from smelt.runtime.elf import MACHINE_X86_64
 from smelt.runtime.loader import host_machine
 
-SOURCES = ("call.c", "context.c", "copy.c", "numbers.c", "pool.c", "sha256.c", "tensors.c", "weights.c")
+SOURCES = ("call.c", "context.c", "copy.c", "numbers.c", "pool.c", "sha256.c", "sizes.c", "tensors.c", "weights.c")
 TORCH_SOURCE = "torch.c"
 PUBLIC = ("smelt.h", "smelt.hpp")
 RUNTIME = Path(__file__).with_name("runtime")

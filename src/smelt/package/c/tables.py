@@ -6,18 +6,20 @@ Invariant: the encoder is the one that runs plans in this process; here stands o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import torch
 
-from smelt.diag import InternalError, PackageError
+from smelt.diag import InternalError
 from smelt.package.c.addresses import LIBRARY, Elsewhere
+from smelt.package.c.errors import refused
+from smelt.package.c.sized import Sized, handled, sized_of
 from smelt.package.c.weights import Weights
 from smelt.runtime.check import check_plan
 from smelt.runtime.elf import external_names, parse_object
 from smelt.runtime.encode import encode
-from smelt.runtime.encoded import Encoded
+from smelt.runtime.encoded import CannotShare, Encoded
 from smelt.runtime.failures import describe
 from smelt.runtime.ingot.errors import broken
 from smelt.runtime.ingot.held_json import Computed, Filtered, FromState, Held, Packed
@@ -25,6 +27,7 @@ from smelt.runtime.ingot.manifest import Placed
 from smelt.runtime.ingot.natives import NativeText
 from smelt.runtime.plan import (
     NUMBER_DTYPES,
+    ArenaTensor,
     Bump,
     Call,
     Dispatch,
@@ -42,6 +45,7 @@ from smelt.runtime.plan import (
     Word,
 )
 from smelt.runtime.recipes import Either, Fresh, Number, OfKind, OutputRecipe, Plain, Same, Spent, StateName, ViewOf
+from smelt.runtime.sizes import SizedPlan
 from smelt.runtime.table import FRAME_ALIGNMENT, Op
 
 # Of the C library, what a kernel's object may name: LLVM itself makes such calls.
@@ -96,7 +100,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Table:
-    """One entry point. outputs: None for one that C has no value for."""
+    """One entry point's plan. outputs: None for one that C has no value for. sized: where sizes are free, for which it
+    is, and what differs between them.
+    """
 
     words: Sequence[int]
     cells: Sequence[int]
@@ -113,6 +119,7 @@ class Table:
     arena_nbytes: int
     scratch_stride: int
     team_limit: int
+    sized: Sized | None = None
 
 
 State: TypeAlias = Callable[[str, str], int]
@@ -184,7 +191,9 @@ def _operator_of(symbol: str) -> str:
 
 @dataclass
 class TableWriter:
-    """Makes the table of one entry point. inputs: their dtypes. tensor, placed: of the state, by number."""
+    """Makes the table of one plan. inputs: their dtypes. tensor, placed: of the state, by number. sizes: the names of
+    free ones.
+    """
 
     name: str
     inputs: Sequence[torch.dtype]
@@ -194,50 +203,69 @@ class TableWriter:
     tensor: Callable[[int], torch.Tensor]
     placed: Callable[[int], Placed]
     where: Elsewhere = field(default_factory=Elsewhere)
+    sizes: Sequence[str] = ()
     _held: dict[int, Tensor] = field(default_factory=dict)
     _results: list[int] = field(default_factory=list)
 
     def table(self) -> Table:
         """Raises: PackageError (S0701) for a plan that breaks its rules, (S0704) for one that C cannot run."""
-        plan = self._plan()
+        plan, at = self._plan()
         calls = library_calls(plan)
         self.where.calls = {call.symbol: i for i, call in enumerate(calls)}
-        encoded = encode(plan, where=self.where)
+        encoded = self._encoded(plan, at)
         self._check_encoded(plan, encoded)
         self._held = {slot: self._tensor(recipe) for slot, recipe in self.text.held}
-        planned = [Tensor(0, t.offset, t.dtype, t.sizes, t.strides) for t in plan.arena]
+        sized, arena_nbytes, scratch_nbytes = None, plan.arena_nbytes, encoded.scratch_nbytes
+        if self.text.table is not None:
+            sized, arena_nbytes, scratch_nbytes = sized_of(self.name, plan, encoded, self.text.table)
         self._results = list(dict.fromkeys(slot for slot in plan.outputs if slot not in plan.kinds))
-        stride = -(-encoded.scratch_nbytes // FRAME_ALIGNMENT) * FRAME_ALIGNMENT
+        stride = -(-scratch_nbytes // FRAME_ALIGNMENT) * FRAME_ALIGNMENT
         return Table(
             words=list(encoded.code),
             cells=list(encoded.cells),
-            relocations=self._relocations(plan, encoded),
+            relocations=self._relocations(plan, encoded, arena_nbytes),
             data=bytes(self.where.data),
             kernels=self.where.kernels,
             calls=calls,
             held=list(self._held.values()),
-            planned=planned,
+            planned=[_planned(tensor) for tensor in handled(plan, encoded)],
             input_cells=[encoded.cell_of[slot] for slot in plan.inputs],
             result_cells=[encoded.cell_of[slot] for slot in self._results],
             outputs=[self._source(plan, encoded, recipe) for recipe in self.text.outputs],
             steps=_steps(plan, encoded),
-            arena_nbytes=plan.arena_nbytes,
+            arena_nbytes=arena_nbytes,
             scratch_stride=stride,
             team_limit=encoded.team_limit,
+            sized=sized,
         )
 
-    def _plan(self) -> Plan:
-        """The plan without what only Python's tensors have, over weights that do not move."""
+    def _plan(self) -> tuple[Plan, Plan]:
+        """The plan without what only Python's tensors have, over weights that do not move; it at its largest sizes."""
         plan = self.text.plan
         held = tuple((slot, torch.empty(0)) for slot, _ in self.text.held)
+        kept = tuple(each for each in plan.instructions if not isinstance(each, Bump))
+        bare = replace(plan, held=held, instructions=kept, fixed=frozenset(slot for slot, _ in held), origins=())
+        table = self.text.table
         try:
-            check_plan(replace(plan, held=held))
+            if table is None:
+                check_plan(replace(plan, held=held))
+                return bare, bare
+            at = SizedPlan(tuple(self.sizes), (), bare, table.words, table.holds).at(table.most)
+            check_plan(at)
         except InternalError as error:
             raise broken("its plan", str(error.what)) from None
-        if _has_words(plan.instructions):
-            raise refused(self.name, "its sizes are free", "save the program for fixed sizes, one entry point for each")
-        kept = tuple(each for each in plan.instructions if not isinstance(each, Bump))
-        return replace(plan, held=held, instructions=kept, fixed=frozenset(slot for slot, _ in held), origins=())
+        return bare, at
+
+    def _encoded(self, plan: Plan, at: Plan) -> Encoded:
+        """Raises: PackageError (S0704) where each of the free sizes needs records of its own."""
+        if self.text.table is None:
+            return encode(plan, where=self.where)
+        try:
+            return encode(plan, at, where=self.where)
+        except CannotShare as error:
+            raise refused(
+                self.name, f"each of its sizes needs a plan of its own: {error}", "name single sizes, by --size"
+            ) from None
 
     def _check_encoded(self, plan: Plan, encoded: Encoded) -> None:
         stepped = {owner for at, owner in zip(encoded.starts, encoded.owners, strict=True) if _is_step(encoded, at)}
@@ -267,13 +295,13 @@ class TableWriter:
         offset = placed.offset * placed.dtype.itemsize
         return Tensor(self.weights.of_stored(placed), offset, placed.dtype, placed.sizes, placed.strides)
 
-    def _relocations(self, plan: Plan, encoded: Encoded) -> list[Relocation]:
+    def _relocations(self, plan: Plan, encoded: Encoded, arena_nbytes: int) -> list[Relocation]:
         found = [Relocation(cell, "FRAME", at) for cell, at in encoded.addresses]
-        found += [Relocation(cell, "ARENA", 0, offset) for cell, offset in encoded.arena_addresses]
+        found += [Relocation(cell, "ARENA", 0, at) for cell, at in encoded.arena_addresses if type(at) is not Word]
         low, high = encoded.arena_cells
-        found += [Relocation(low, "ARENA", 0), Relocation(high, "ARENA", 0, plan.arena_nbytes)]
+        found += [Relocation(low, "ARENA", 0), Relocation(high, "ARENA", 0, arena_nbytes)]
         found += [Relocation(encoded.cell_of[slot], "HELD", i) for i, slot in enumerate(self._held)]
-        found += [Relocation(encoded.cell_of[t.slot], "PLANNED", i) for i, t in enumerate(plan.arena)]
+        found += [Relocation(encoded.cell_of[t.slot], "PLANNED", i) for i, t in enumerate(handled(plan, encoded))]
         for cell, symbol in encoded.relocations:
             match symbol.kind:
                 case "held":
@@ -323,17 +351,10 @@ class TableWriter:
         return Source("BLOCK", over=Tensor(base.block, offset, base.dtype, recipe.sizes, recipe.strides))
 
 
-def refused(name: str, why: str, fix: str) -> PackageError:
-    """The error for an entry point that C cannot run."""
-    return PackageError(f"{name} cannot be exported to C", why=why, fix=fix, code="S0704")
-
-
-def _has_words(value: Any) -> bool:
-    if type(value) is Word:
-        return True
-    if isinstance(value, tuple):
-        return any(map(_has_words, value))
-    return is_dataclass(value) and any(_has_words(getattr(value, each.name)) for each in fields(value))
+def _planned(tensor: ArenaTensor) -> Tensor:
+    """Numbers that differ between sizes are 0 until a call fills them in."""
+    dims = [tuple(0 if type(n) is Word else n for n in numbers) for numbers in (tensor.sizes, tensor.strides)]
+    return Tensor(0, 0 if type(tensor.offset) is Word else tensor.offset, tensor.dtype, dims[0], dims[1])
 
 
 def _is_step(encoded: Encoded, at: int) -> bool:

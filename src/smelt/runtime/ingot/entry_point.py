@@ -272,7 +272,7 @@ class EntryPoint:
 
     @property
     def executable(self) -> Executable | None:
-        """What runs its plan, at the first of its sizes."""
+        """What runs its plan, at the largest of its sizes where these are free."""
         native = self._native_of(0) if self.sizes and self._is_native else None
         return None if native is None else native.executable
 

@@ -52,6 +52,13 @@ def value_of(expr: Expr, values: Mapping[str, int]) -> int | None:
     return found if -_LIMIT <= found < _LIMIT else None
 
 
+def symbols_in(expr: Expr) -> frozenset[str]:
+    """The symbols of an expression."""
+    if isinstance(expr, str):
+        return frozenset((expr,))
+    return frozenset() if isinstance(expr, int) else frozenset().union(*map(symbols_in, expr[1:]))
+
+
 def write_expr(expr: Expr) -> Any:
     """An expression as JSON."""
     return [expr[0], *map(write_expr, expr[1:])] if isinstance(expr, tuple) else expr

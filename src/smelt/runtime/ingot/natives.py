@@ -201,7 +201,8 @@ class Native:
             if self._sized is None or text.table is None:
                 self.executable = Executable(self._plan, executor)
             else:
-                self.executable = self._sized.at(text.table.least)
+                # The first sizes decide where regions of threads are: small ones have none.
+                self.executable = self._sized.at(text.table.most)
         except InternalError as error:
             raise broken("its plan", str(error.what)) from None
         if not self.executable.is_native:

@@ -130,6 +130,12 @@ class SizeTable:
         first = next(number for number in range(prod(self.count)) if self.taken.at(number))
         return self.sizes(first)
 
+    @property
+    def most(self) -> tuple[int, ...]:
+        """The largest sizes that one encoding serves; the first that the plan is for where it serves none."""
+        shared = [n for n in range(prod(self.count)) if self.taken.at(n) and self.shares.at(n)]
+        return max(map(self.sizes, shared), key=prod, default=self.least)
+
     def written(self) -> dict[str, object]:
         return {
             "low": list(self.low),

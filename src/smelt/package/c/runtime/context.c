@@ -178,17 +178,17 @@ static tensor **handles_over(struct smelt_context *context, const smelt_placed *
 
 static int64_t address_of(const struct smelt_context *context, const frame *at, const smelt_relocation *wanted)
 {
-    const smelt_entry *entry = at->entry;
+    const smelt_plan *plan = at->plan;
     int32_t index = wanted->index;
     switch (wanted->kind) {
     case SMELT_AT_FUNCTION:
         return index < SMELT_FN_torch_dispatch_0 ? smelt_function(index) : context->model->program->function(index);
     case SMELT_AT_CALL:
-        return (int64_t)(intptr_t)entry->calls[index];
+        return (int64_t)(intptr_t)plan->calls[index];
     case SMELT_AT_KERNEL:
-        return (int64_t)(intptr_t)entry->kernels[index];
+        return (int64_t)(intptr_t)plan->kernels[index];
     case SMELT_AT_DATA:
-        return (int64_t)(intptr_t)entry->data + wanted->offset;
+        return (int64_t)(intptr_t)plan->data + wanted->offset;
     case SMELT_AT_BLOCK:
         return (int64_t)(intptr_t)smelt_block_data(context->model, context, index) + wanted->offset;
     case SMELT_AT_FRAME:
@@ -202,37 +202,55 @@ static int64_t address_of(const struct smelt_context *context, const frame *at, 
     }
 }
 
-static smelt_status make_frame(struct smelt_context *context, frame *made, const smelt_entry *entry)
+/* Handles of the inputs; their dims are filled in at each call where sizes are free. */
+static tensor **input_handles(const smelt_signature *signature)
 {
-    made->entry = entry;
-    size_t nbytes = (size_t)entry->ncells * sizeof(int64_t);
-    smelt_placed *inputs = calloc((size_t)entry->signature.ninputs + 1, sizeof *inputs);
-    made->cells = smelt_allocate(nbytes);
-    made->held = handles_over(context, entry->held, entry->nheld, false);
-    made->planned = handles_over(context, entry->planned, entry->nplanned, true);
-    made->results = calloc((size_t)entry->nresults + 1, sizeof *made->results);
-    made->inputs = calloc((size_t)entry->signature.ninputs + 1, sizeof *made->inputs);
-    bool is_made = inputs && made->cells && made->held && made->planned && made->results && made->inputs;
-    for (int32_t i = 0; is_made && i < entry->signature.ninputs; i++) {
-        const smelt_type *type = &entry->signature.inputs[i];
+    tensor **made = calloc((size_t)signature->ninputs + 1, sizeof *made);
+    for (int32_t i = 0; made && i < signature->ninputs; i++) {
+        const smelt_type *type = &signature->inputs[i];
         int64_t dims[2 * 64], step = 1;
         for (int32_t j = type->ndim - 1; j >= 0; j--) {
             dims[j] = type->sizes[j];
             dims[type->ndim + j] = type->strides ? type->strides[j] : step;
-            step *= type->sizes[j] ? type->sizes[j] : 1;
+            step *= type->sizes[j] > 0 ? type->sizes[j] : 1;
         }
-        inputs[i] = (smelt_placed){.dtype = type->dtype, .ndim = type->ndim, .dims = dims};
-        made->inputs[i] = smelt_tensor_over(NULL, &inputs[i]);
-        is_made = made->inputs[i] != NULL;
+        smelt_placed placed = {.dtype = type->dtype, .ndim = type->ndim, .dims = dims};
+        made[i] = smelt_tensor_over(NULL, &placed);
+        if (!made[i]) {
+            for (int32_t j = 0; j < i; j++)
+                free(made[j]);
+            free(made);
+            return NULL;
+        }
     }
-    free(inputs);
-    if (!is_made)
+    return made;
+}
+
+static smelt_status make_frame(struct smelt_context *context, frame *made, const smelt_entry *entry,
+                               const smelt_plan *plan)
+{
+    size_t nbytes = (size_t)plan->ncells * sizeof(int64_t), code_nbytes = (size_t)plan->ncode * sizeof(int32_t);
+    bool has_own_code = plan->sized && plan->sized->ngroups + plan->sized->nteams;
+    made->entry = entry;
+    made->plan = plan;
+    made->tuple = -1;
+    made->cells = smelt_allocate(nbytes);
+    made->held = handles_over(context, plan->held, plan->nheld, false);
+    made->planned = handles_over(context, plan->planned, plan->nplanned, true);
+    made->results = calloc((size_t)plan->nresults + 1, sizeof *made->results);
+    made->inputs = input_handles(&entry->signature);
+    if (has_own_code)
+        made->own_code = smelt_allocate(code_nbytes);
+    if (!made->cells || !made->held || !made->planned || !made->results || !made->inputs ||
+        (has_own_code && !made->own_code))
         return smelt_no_memory(nbytes, "a frame");
-    memcpy(made->cells, entry->cells, nbytes);
-    for (int32_t i = 0; i < entry->nrelocations; i++)
-        made->cells[entry->relocations[i].cell] = address_of(context, made, &entry->relocations[i]);
+    memcpy(made->cells, plan->cells, nbytes);
+    if (has_own_code)
+        memcpy(made->own_code, plan->code, code_nbytes);
+    for (int32_t i = 0; i < plan->nrelocations; i++)
+        made->cells[plan->relocations[i].cell] = address_of(context, made, &plan->relocations[i]);
     made->cells[CELL_SCRATCH] = (int64_t)(intptr_t)context->scratch;
-    made->cells[CELL_SCRATCH_STRIDE] = (int64_t)entry->scratch_stride;
+    made->cells[CELL_SCRATCH_STRIDE] = (int64_t)plan->scratch_stride;
     made->cells[CELL_TEAM_WORDS] = (int64_t)(intptr_t)context->team;
     made->cells[CELL_CALLBACK] = (int64_t)(intptr_t)&smelt_callback;
     return SMELT_OK;
@@ -240,43 +258,60 @@ static smelt_status make_frame(struct smelt_context *context, frame *made, const
 
 static void free_frame(frame *made)
 {
-    const smelt_entry *entry = made->entry;
-    if (!entry)
+    const smelt_plan *plan = made->plan;
+    if (!plan)
         return;
-    for (int32_t i = 0; made->held && i < entry->nheld; i++)
+    for (int32_t i = 0; made->held && i < plan->nheld; i++)
         free(made->held[i]);
-    for (int32_t i = 0; made->planned && i < entry->nplanned; i++)
+    for (int32_t i = 0; made->planned && i < plan->nplanned; i++)
         free(made->planned[i]);
-    for (int32_t i = 0; made->inputs && i < entry->signature.ninputs; i++)
+    for (int32_t i = 0; made->inputs && i < made->entry->signature.ninputs; i++)
         free(made->inputs[i]);
-    for (int32_t i = 0; made->results && i < entry->nresults; i++)
+    for (int32_t i = 0; made->results && i < plan->nresults; i++)
         smelt_delete(made->results[i]);
     free(made->held);
     free(made->planned);
     free(made->inputs);
     free(made->results);
+    free(made->own_code);
     free(made->cells);
 }
 
-static uint64_t most(const smelt_program *program, uint64_t (*of)(const smelt_entry *, int64_t), int64_t threads)
+static uint64_t most(const smelt_program *program, uint64_t (*of)(const smelt_entry *, const smelt_plan *))
 {
     uint64_t found = 0;
     for (int32_t i = 0; i < program->nentries; i++) {
-        uint64_t one = of(&program->entries[i], threads);
-        found = one > found ? one : found;
+        const smelt_entry *entry = &program->entries[i];
+        for (int32_t j = 0; j < entry->nplans; j++) {
+            uint64_t one = of(entry, &entry->plans[j]);
+            found = one > found ? one : found;
+        }
     }
     return found;
 }
 
-static uint64_t arena_of(const smelt_entry *entry, int64_t threads)
+static uint64_t arena_of(const smelt_entry *entry, const smelt_plan *plan)
 {
-    (void)threads;
-    return entry->arena_nbytes;
+    (void)entry;
+    return plan->arena_nbytes;
 }
 
-static uint64_t scratch_of(const smelt_entry *entry, int64_t threads)
+static uint64_t scratch_of(const smelt_entry *entry, const smelt_plan *plan)
 {
-    return entry->scratch_stride * (uint64_t)threads;
+    (void)entry;
+    return plan->scratch_stride;
+}
+
+static uint64_t team_of(const smelt_entry *entry, const smelt_plan *plan)
+{
+    (void)entry;
+    return (uint64_t)plan->team_limit;
+}
+
+static uint64_t dims_of(const smelt_entry *entry, const smelt_plan *plan)
+{
+    (void)plan;
+    return (uint64_t)entry->ndims;
 }
 
 static void set_state(struct smelt_context *context)
@@ -298,19 +333,23 @@ smelt_status smelt_context_new(smelt_model *model, smelt_context **out)
     if (!made)
         return smelt_no_memory(sizeof *made, "a context");
     made->model = model;
-    uint64_t arena = most(program, arena_of, 1), state = program->state_nbytes;
-    made->frames = calloc((size_t)program->nentries, sizeof *made->frames);
+    uint64_t arena = most(program, arena_of), state = program->state_nbytes;
+    made->frames = calloc((size_t)program->nplans, sizeof *made->frames);
+    made->dims = calloc(most(program, dims_of) + 1, sizeof *made->dims);
     made->arena = smelt_allocate(arena);
     made->state = smelt_allocate(state);
     smelt_status status = SMELT_OK;
-    if (!made->frames || !made->arena || !made->state)
+    if (!made->frames || !made->dims || !made->arena || !made->state)
         status = smelt_no_memory(arena + state, "a context");
     if (!status)
         status = smelt_set_threads(made, 1);
     if (!status)
         set_state(made);
-    for (int32_t i = 0; !status && i < program->nentries; i++)
-        status = make_frame(made, &made->frames[i], &program->entries[i]);
+    for (int32_t i = 0; !status && i < program->nentries; i++) {
+        const smelt_entry *entry = &program->entries[i];
+        for (int32_t j = 0; !status && j < entry->nplans; j++)
+            status = make_frame(made, &made->frames[entry->first_plan + j], entry, &entry->plans[j]);
+    }
     if (status)
         smelt_context_free(made);
     else
@@ -322,10 +361,11 @@ void smelt_context_free(smelt_context *context)
 {
     if (!context)
         return;
-    for (int32_t i = 0; context->frames && i < context->model->program->nentries; i++)
+    for (int32_t i = 0; context->frames && i < context->model->program->nplans; i++)
         free_frame(&context->frames[i]);
     smelt_clear(&context->kept);
     free(context->frames);
+    free(context->dims);
     free(context->arena);
     free(context->state);
     free(context->scratch);
@@ -337,12 +377,10 @@ smelt_status smelt_set_threads(smelt_context *context, int32_t threads)
     if (!context || threads < 1)
         return smelt_fail(SMELT_ARGUMENT, "a call takes at least one thread");
     const smelt_program *program = context->model->program;
-    int32_t limit = 1;
-    for (int32_t i = 0; i < program->nentries; i++)
-        limit = program->entries[i].team_limit > limit ? program->entries[i].team_limit : limit;
+    int64_t limit = (int64_t)most(program, team_of);
     int64_t count = threads < limit ? threads : limit;
     /* It is zero, for vectors go over the end of what a kernel filled, and denormal numbers there are slow. */
-    uint64_t nbytes = most(program, scratch_of, count);
+    uint64_t nbytes = most(program, scratch_of) * (uint64_t)count;
     char *scratch = smelt_allocate(nbytes);
     if (!scratch)
         return smelt_no_memory(nbytes, "the working memory of threads");
@@ -351,7 +389,7 @@ smelt_status smelt_set_threads(smelt_context *context, int32_t threads)
     context->scratch = scratch;
     context->threads = count;
     context->team[0] = count > 1;
-    for (int32_t i = 0; i < program->nentries; i++)
+    for (int32_t i = 0; i < program->nplans; i++)
         if (context->frames[i].cells)
             context->frames[i].cells[CELL_SCRATCH] = (int64_t)(intptr_t)scratch;
     return SMELT_OK;

@@ -80,14 +80,18 @@ struct smelt_model {
     pool *threads;
 };
 
-/* A call's frame, and the handles whose addresses stand in it. */
+/* A plan's frame, and the handles whose addresses stand in it. code: its own where it differs between sizes; tuple: that
+ * of the sizes which it was filled for; -1: none. */
 typedef struct frame {
     const smelt_entry *entry;
+    const smelt_plan *plan;
     int64_t *cells;
+    int32_t *own_code;
+    int64_t tuple;
     tensor **held, **planned, **inputs, **results;
 } frame;
 
-enum { TEAM_WORDS = 5 };
+enum { TEAM_WORDS = 5, MOST_SIZES = 64 };
 
 struct smelt_context {
     smelt_model *model;
@@ -95,12 +99,17 @@ struct smelt_context {
     char *state, *arena, *scratch;
     int64_t threads;
     int64_t team[TEAM_WORDS];
+    int64_t *dims; /* of the inputs of a call */
     frame *running;
     shelf kept;
     int32_t failed_step;
     smelt_status failure; /* of a function of the runtime that a record called */
     atomic_bool is_cancelled;
 };
+
+/* The frame for a call's inputs, filled for their sizes. */
+smelt_status smelt_frame_for(struct smelt_context *context, const smelt_entry *entry, const smelt_tensor *inputs,
+                             frame **out);
 
 /* The context whose call this thread runs. */
 extern _Thread_local struct smelt_context *smelt_current;
@@ -120,6 +129,8 @@ enum {
     CELL_FAILED_AT = 1, CELL_CALLBACK = 14, CELL_SCRATCH = 16, CELL_SCRATCH_STRIDE = 17, CELL_TEAM_WORDS = 20,
     CELL_TEAM_SIZE = 24, CELL_STEPPED = 52
 };
+/* A launch's descriptor, from its cell on. */
+enum { LAUNCHED_ITEMS = 2, LAUNCHED_CHUNK = 3, LAUNCHED_FIRST_CHUNK = 4 };
 enum { RUN_OK, RUN_LIBRARY, RUN_LAYOUT, RUN_ESCAPED, RUN_MALFORMED, RUN_MISS, RUN_INTERRUPTED };
 
 #endif

@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 /* Raised where a structure or the meaning of a function changes. */
-#define SMELT_ABI 2
+#define SMELT_ABI 3
 
 typedef enum smelt_status {
     SMELT_OK = 0,
@@ -53,8 +53,10 @@ typedef struct smelt_tensor {
     const int64_t *strides;
 } smelt_tensor;
 
-/* What an input must be, or an output is; a size of -1 depends on the data. strides: as above.
- * is_written: of an input, that a call writes to the caller's memory. */
+/* What an input must be, or an output is. A size of -1 is not known before the call: the caller chooses it, and its text
+ * says how ("tokens", "2 * tokens"), or it depends on the data, and has no text (NULL). strides: as above, and -1 where
+ * they follow from such sizes. is_written: of an input, that a call writes to the caller's memory.
+ * size_texts: NULL where all sizes are numbers. */
 typedef struct smelt_type {
     const char *name;
     smelt_dtype dtype;
@@ -62,12 +64,22 @@ typedef struct smelt_type {
     const int64_t *sizes;
     const int64_t *strides;
     int32_t is_written;
+    const char *const *size_texts;
 } smelt_type;
+
+/* A size that the caller chooses: dimension `dim` of input `input`, from `low` to `high`. */
+typedef struct smelt_size {
+    const char *name;
+    int32_t input, dim;
+    int64_t low, high;
+} smelt_size;
 
 typedef struct smelt_signature {
     const char *name;
     int32_t ninputs, noutputs;
     const smelt_type *inputs, *outputs;
+    int32_t nsizes;
+    const smelt_size *sizes;
 } smelt_signature;
 
 typedef struct smelt_program smelt_program;
@@ -116,6 +128,32 @@ void smelt_cancel(smelt_context *context);
  * written between calls. */
 smelt_status smelt_reset(smelt_context *context);
 smelt_status smelt_state(smelt_context *context, const char *name, smelt_tensor *tensor);
+
+/* What generated code computes sizes with: whole numbers as Python divides them, -1 where it divides by zero. */
+static inline int64_t smelt_floor_div(int64_t a, int64_t b)
+{
+    return b ? a / b - (a % b != 0 && (a < 0) != (b < 0)) : -1;
+}
+static inline int64_t smelt_modulo(int64_t a, int64_t b)
+{
+    return b ? a - b * smelt_floor_div(a, b) : -1;
+}
+static inline int64_t smelt_ceil_div(int64_t a, int64_t b)
+{
+    return b ? -smelt_floor_div(-a, b) : -1;
+}
+static inline int64_t smelt_larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+static inline int64_t smelt_smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+static inline int64_t smelt_absolute(int64_t a)
+{
+    return a < 0 ? -a : a;
+}
 
 /* Bytes of an element; 0 for what is no dtype. */
 size_t smelt_itemsize(smelt_dtype dtype);

@@ -111,8 +111,42 @@ typedef struct smelt_source {
     smelt_placed placed;
 } smelt_source;
 
-typedef struct smelt_entry {
-    smelt_signature signature;
+/* What differs between sizes. Tuples of sizes are numbered from `low` on, `count` of each, the last size fastest. A column
+ * has a number for each tuple, in runs: column c has those from columns[c] to before columns[c + 1]; from tuple `first`
+ * on the number is base + step * (tuple - first), modulo 2**64. Column `taken` says whether the plan is for a tuple. */
+typedef struct smelt_sized smelt_sized;
+
+/* Where a number goes: into a cell; as a double; as an address in the arena; as that of a planned handle; and into its
+ * dims, at `dim`. */
+enum { SMELT_FILL_CELL, SMELT_FILL_DOUBLE, SMELT_FILL_ARENA, SMELT_FILL_PLANNED, SMELT_FILL_DIM };
+typedef struct smelt_fill {
+    int32_t kind, column, where, dim;
+} smelt_fill;
+
+/* A launch: its descriptor's cell, the columns of its items and of one item's nanoseconds, which is a double. */
+typedef struct smelt_work {
+    int32_t cell, items, item_ns;
+} smelt_work;
+
+/* Launches that are one group, or groups that are one region, from `first` on. `word` of the code has the number of the
+ * group's chunks, or of the region's threads. */
+typedef struct smelt_share {
+    int32_t word, first, count;
+} smelt_share;
+
+struct smelt_sized {
+    const int64_t *low, *count;
+    const int32_t *columns;
+    const uint16_t *firsts;
+    const int64_t *bases, *steps;
+    const smelt_fill *fills;
+    const smelt_work *works;
+    const smelt_share *groups, *teams;
+    int32_t taken, nfills, ngroups, nteams;
+};
+
+/* A plan: what the executor walks. sized: NULL where the entry point's sizes are numbers. */
+typedef struct smelt_plan {
     const int32_t *code;
     const int64_t *cells;
     const smelt_relocation *relocations;
@@ -123,8 +157,20 @@ typedef struct smelt_entry {
     const int32_t *input_cells, *result_cells;
     const smelt_source *outputs;
     const smelt_step *steps;
-    int32_t ncells, nrelocations, nheld, nplanned, nresults, nsteps, team_limit;
+    int32_t ncode, ncells, nrelocations, nheld, nplanned, nresults, nsteps, team_limit;
     uint64_t arena_nbytes, scratch_stride;
+    const smelt_sized *sized;
+} smelt_plan;
+
+/* An entry point: one plan, or several, of which each is for some sizes. first_plan: the number of the first among all
+ * plans of the program. dims: gives the dims of all inputs, `ndims` numbers, for sizes: of each input its sizes, then its
+ * strides. broken: the text of a condition that sizes within their bounds do not fulfil; NULL where there is none. */
+typedef struct smelt_entry {
+    smelt_signature signature;
+    const smelt_plan *plans;
+    int32_t nplans, first_plan, ndims;
+    void (*dims)(const int64_t *sizes, int64_t *out);
+    const char *(*broken)(const int64_t *sizes);
 } smelt_entry;
 
 typedef struct smelt_named {
@@ -136,7 +182,7 @@ typedef struct smelt_named {
  * function: an address of libtorch's, by number; NULL where it is not linked. checked_nbytes: of the file, from its begin, whose digest is compared. */
 enum { SMELT_NEEDS_AVX2 = 1, SMELT_NEEDS_AVX512 = 2, SMELT_NEEDS_NEON = 3 };
 struct smelt_program {
-    int32_t abi, cpu, nentries, nblocks, npackings, nstate;
+    int32_t abi, cpu, nentries, nplans, nblocks, npackings, nstate;
     const char *name, *needs;
     int64_t (*function)(int32_t number);
     const smelt_entry *entries;
