@@ -389,9 +389,11 @@ smelt_status smelt_set_threads(smelt_context *context, int32_t threads)
     context->scratch = scratch;
     context->threads = count;
     context->team[0] = count > 1;
-    for (int32_t i = 0; i < program->nplans; i++)
+    for (int32_t i = 0; i < program->nplans; i++) {
         if (context->frames[i].cells)
             context->frames[i].cells[CELL_SCRATCH] = (int64_t)(intptr_t)scratch;
+        context->frames[i].tuple = -1; /* launches are cut for so many threads */
+    }
     return SMELT_OK;
 }
 

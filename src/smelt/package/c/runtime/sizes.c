@@ -74,30 +74,52 @@ static int64_t chunk_of(int64_t items, double item_ns, int64_t limit)
     return best;
 }
 
+/* Layers that are alike have launches that are: what these come to is computed once. */
+enum { MOST_KNOWN = 16 };
+typedef struct shape {
+    int32_t items_column, ns_column;
+    int64_t items, chunk;
+    double item_ns;
+} shape;
+
+static const shape *shape_of(const frame *at, const smelt_work *work, int64_t limit, shape known[MOST_KNOWN])
+{
+    shape *found = &known[(uint32_t)(work->items * 5 + work->item_ns) % MOST_KNOWN];
+    if (found->items_column != work->items || found->ns_column != work->item_ns) {
+        found->items_column = work->items;
+        found->ns_column = work->item_ns;
+        found->items = number_at(at->plan->sized, work->items, at->tuple);
+        found->item_ns = double_at(at->plan->sized, work->item_ns, at->tuple);
+        found->chunk = chunk_of(found->items, found->item_ns, limit);
+    }
+    return found;
+}
+
 /* Cut a group's launches into chunks; its work in nanoseconds, and how many chunks. */
-static double cut(frame *at, const smelt_share *group, int64_t *nchunks)
+static double cut(frame *at, const smelt_share *group, int64_t limit, shape known[MOST_KNOWN], int64_t *nchunks)
 {
     const smelt_sized *sized = at->plan->sized;
     double all_ns = 0;
     int64_t begin = 0;
     for (int32_t i = 0; i < group->count; i++) {
         const smelt_work *work = &sized->works[group->first + i];
-        int64_t items = number_at(sized, work->items, at->tuple);
-        double item_ns = double_at(sized, work->item_ns, at->tuple);
-        int64_t chunk = chunk_of(items, item_ns, at->plan->team_limit);
-        at->cells[work->cell + LAUNCHED_ITEMS] = items;
-        at->cells[work->cell + LAUNCHED_CHUNK] = chunk;
+        const shape *one = shape_of(at, work, limit, known);
+        at->cells[work->cell + LAUNCHED_ITEMS] = one->items;
+        at->cells[work->cell + LAUNCHED_CHUNK] = one->chunk;
         at->cells[work->cell + LAUNCHED_FIRST_CHUNK] = begin;
-        begin += ceil_div(items, chunk);
-        all_ns += (double)items * item_ns;
+        begin += ceil_div(one->items, one->chunk);
+        all_ns += (double)one->items * one->item_ns;
     }
     at->own_code[group->word] = (int32_t)begin;
     *nchunks = begin;
     return all_ns;
 }
 
-static void share(frame *at)
+static void share(frame *at, int64_t limit)
 {
+    shape known[MOST_KNOWN];
+    for (int32_t i = 0; i < MOST_KNOWN; i++)
+        known[i].items_column = -1;
     const smelt_sized *sized = at->plan->sized;
     const smelt_share *team = sized->teams;
     int32_t left = sized->nteams;
@@ -105,7 +127,7 @@ static void share(frame *at)
     int64_t most = 0;
     for (int32_t i = 0; i < sized->ngroups; i++) {
         int64_t nchunks;
-        double group_ns = cut(at, &sized->groups[i], &nchunks);
+        double group_ns = cut(at, &sized->groups[i], limit, known, &nchunks);
         if (!left || i < team->first)
             continue;
         if (nchunks > 1) {
@@ -113,7 +135,6 @@ static void share(frame *at)
             most = nchunks > most ? nchunks : most;
         }
         if (i == team->first + team->count - 1) {
-            int64_t limit = at->plan->team_limit;
             at->own_code[team->word] = (int32_t)(most < 2 || work_ns < REGION_NS ? 1 : most < limit ? most : limit);
             work_ns = 0;
             most = 0;
@@ -153,7 +174,7 @@ static void fill(struct smelt_context *context, frame *at, int64_t tuple)
         }
     }
     at->tuple = tuple;
-    share(at);
+    share(at, context->threads < at->plan->team_limit ? context->threads : at->plan->team_limit);
     const int64_t *dims = context->dims;
     for (int32_t i = 0; i < at->entry->signature.ninputs; i++) {
         size_t ndims = 2 * (size_t)at->entry->signature.inputs[i].ndim;
