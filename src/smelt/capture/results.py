@@ -6,6 +6,8 @@ where the run found it is guarded.
 
 from __future__ import annotations
 
+import contextvars
+import decimal
 import dis
 import types
 from collections.abc import Callable, Collection, Mapping
@@ -18,6 +20,9 @@ import torch
 from smelt.capture.reads_values import kind_of
 from smelt.capture.tree import ConstantLeaf, Container, Flattener, Made, Tree, has_parts, held_inside, is_called_only
 
+# Each changes, or is one of its own, and nothing that is watched tells.
+_APART = (contextvars.ContextVar, contextvars.Context, decimal.Context, types.CellType, torch.Generator)
+_CHANGING = ("array", "hidden", "lock", "logger", "random")
 OWN = "each call makes one of its own, and what becomes of it is nothing to the others"
 
 
@@ -64,6 +69,8 @@ class Result(Flattener):
         else:
             tree = super().flatten(value, path)
         if not isinstance(tree, Container):
+            if has_parts(value) and _changes(value):
+                self.check(value, path)
             return tree
         number = self._numbers[id(value)] = len(self._numbers)
         self._keep.append(value)
@@ -84,17 +91,21 @@ class Result(Flattener):
 def holds_its_own(value: Any, was_there: Callable[[Any], bool]) -> bool:
     """Whether a leaf is, or holds, what may change and was made by the run: another call's must have its own."""
     # Of an error each call has one of its own, too: whoever raises it or adds a note changes it.
-    if (kind_of(type(value)) in ("array", "hidden") or isinstance(value, BaseException)) and not was_there(value):
+    if (_changes(value) or isinstance(value, BaseException)) and not was_there(value):
         return True
     for found in held_inside(value, was_there):
         if found is value and not isinstance(value, types.FunctionType):
             continue
         kind = kind_of(type(found))
-        changes = kind in ("array", "hidden", "iterator", "instance")
+        changes = _changes(found) or kind in ("iterator", "instance")
         changes = changes or (kind == "container" and not isinstance(found, (tuple, frozenset)))
         if (changes or (kind == "function" and _rebinds(found.__code__))) and not was_there(found):
             return True
     return False
+
+
+def _changes(value: Any) -> bool:
+    return kind_of(type(value)) in _CHANGING or type(value) is object or isinstance(value, _APART)
 
 
 @lru_cache(maxsize=1024)

@@ -21,7 +21,16 @@ from smelt.ir.nodes import (
     values_in,
 )
 from smelt.ir.printer import arg_text, print_graph, print_node
-from smelt.ir.type_order import arg_fits, fits, join, join_all, known_steps, may_hold_tensor, type_of_arg
+from smelt.ir.type_order import (
+    arg_fits,
+    fits,
+    join,
+    join_all,
+    known_steps,
+    may_hold_container,
+    may_hold_tensor,
+    type_of_arg,
+)
 from smelt.ir.types import (
     ANY,
     BOOL,
@@ -84,6 +93,7 @@ __all__ = [
     "join_all",
     "known_steps",
     "map_values",
+    "may_hold_container",
     "may_hold_tensor",
     "parse",
     "print_graph",

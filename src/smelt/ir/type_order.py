@@ -125,6 +125,20 @@ def may_hold_tensor(type_: Type) -> bool:
             return may_hold_tensor(key) or may_hold_tensor(value)
 
 
+def may_hold_container(type_: Type) -> bool:
+    """Whether a value of a type may be a list or a dictionary, or hold one: Python can tell two equal ones apart."""
+    match type_:
+        case ListType() | DictType():
+            return True
+        case ScalarType():
+            return type_ == ANY
+        case OptionalType(element=element):
+            return may_hold_container(element)
+        case TupleType(elements=elements):
+            return any(map(may_hold_container, elements))
+    return False
+
+
 def known_steps(type_: TensorType) -> tuple[Dim, ...]:
     """The strides of a type of known rank as far as they are known; `_` elsewhere."""
     assert type_.shape is not None

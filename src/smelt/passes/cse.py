@@ -14,7 +14,7 @@ from smelt.ir import Arg, Graph, Node, Region, Value, values_in
 from smelt.ops.effects import effects
 from smelt.passes.base import Pass, PassContext
 from smelt.passes.keys import arg_key
-from smelt.passes.returned import is_returned
+from smelt.passes.returned import is_own_container, is_returned
 from smelt.rewrite import Rewriter
 
 
@@ -92,6 +92,8 @@ class _Merger:
     def may_merge(self, first: Node, second: Node) -> bool:
         """Whether nobody could tell one memory from two: not both returned, and neither written."""
         for a, b in zip(first.results, second.results, strict=True):
+            if is_own_container(a) and is_own_container(b):
+                return False
             roots_a, roots_b = self.aliases.of(a), self.aliases.of(b)
             if roots_a != roots_b:
                 if (roots_a | roots_b) & self.aliases.written:

@@ -14,6 +14,7 @@ from smelt.ir import Graph, Node, Region, Value
 from smelt.ops.effects import effects
 from smelt.passes.base import Pass, PassContext
 from smelt.passes.lifting import inner_yields, lifted, top_of
+from smelt.passes.returned import is_own_container
 from smelt.rewrite import Rewriter
 
 _LOOPS = ("for", "while")
@@ -60,7 +61,7 @@ class _Hoister:
 
     def may_move(self, node: Node) -> bool:
         effect = effects(node)
-        if not effect.is_reproducible or effect.may_throw:
+        if not effect.is_reproducible or effect.may_throw or any(map(is_own_container, node.results)):
             return False
         touched = self.aliases.of_all((*node.operands(), *node.results))
         return not touched & self.aliases.written and not self.aliases.of_all(node.results) & self.yielded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smelt.ir import Region, Value
+from smelt.ir import Region, Value, may_hold_container
 from smelt.ops.effects import alias_of
 from smelt.ops.record import Trait
 from smelt.ops.sets import where
@@ -25,3 +25,8 @@ def is_returned(value: Value) -> bool:
         )
         for user in value.users
     )
+
+
+def is_own_container(value: Value) -> bool:
+    """Whether a value may be, or hold, a list or dictionary that is returned: each run of its node makes another."""
+    return may_hold_container(value.type) and is_returned(value)

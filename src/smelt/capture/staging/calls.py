@@ -39,6 +39,7 @@ from smelt.capture.staging.views import Count, Once, StagedRange, StagedSequence
 from smelt.capture.staging.warned import record_warning
 from smelt.capture.staging.watch import check_c
 from smelt.ir import BOOL, FLOAT, INT, DictType, ListType, TensorType, TupleType
+from smelt.ops.python_calls import is_callable_by_name
 from smelt.ops.python_draws import draw_name
 
 _WARN = warnings.warn  # staged runs have another one there
@@ -491,7 +492,10 @@ def method(session: Any, value: StagedObject, name: str) -> Any:
             return session.emit("py.slice", value)
         if name == "copy" and kind == "dict":
             return session.emit("py.call", "builtins.dict", value)
-        return session.emit("py.call", f"{kind}.{name}", value, *args, **kwargs)
+        function = f"{kind}.{name}"
+        if not is_callable_by_name(function):
+            session.cannot(f"`{name}` is called of a traced {type_}", "the graph has no such function of its class")
+        return session.emit("py.call", function, value, *args, **kwargs)
 
     return bound
 
