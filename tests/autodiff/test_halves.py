@@ -155,3 +155,33 @@ def test_the_smallest_cut(edges: list[tuple[int, int, int]]) -> None:
     sides = [{0, *(v for v in range(2, count) if mask >> v & 1)} for mask in range(1 << count)]
     assert total == min(map(capacity, sides)) == capacity(side)
     assert len(side) == max(len(other) for other in sides if capacity(other) == total)
+
+
+class Sorted(nn.Module):
+    """Rows go through one product or the other, as their first number says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(4, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count = int((x[:, 0] > 0).sum())
+        rows = x.cos()[x[:, 0].argsort(descending=True)]
+        left, right = rows.split([count, 8 - count])
+        return torch.cat([self.first(left), self.second(right)])
+
+
+@pytest.mark.parametrize("shift", [0.0, 9.0, -9.0])
+def test_a_product_whose_rows_follow_from_data_is_computed_again(shift: float) -> None:
+    """A tensor of unknown size cannot be put aside; a gradient of known size is put together of such."""
+    torch.manual_seed(0)
+    module, x = Sorted(), torch.randn(8, 4)
+    found, parameters = split(module, x)
+    x = x + shift
+    given, grad = [x, *parameters], torch.randn(8, 6)
+    with torch.no_grad():
+        out, *saved = evaluate(found.forward, given)
+        grads = evaluate(found.backward, [*(given[i] for i in found.kept), *saved, grad])
+    expected = module(x)
+    torch.testing.assert_close(out, expected.detach())
+    compare(grads, torch.autograd.grad(expected, parameters, grad), 1e-6)

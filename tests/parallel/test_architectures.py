@@ -10,20 +10,17 @@ import pytest
 import torch
 
 import smelt
-from smelt.diag import SmeltError
 from tests.zoo.build import SPREAD, build
 
 pytest.importorskip("transformers")
 
-# Their own training refuses inputs that are this short.
-_NOT_TRAINED = {"hubert", "wav2vec2", "wav2vec2-conformer"}
+# Their training masks and leaves out layers by numbers of Python's own, which no graph has.
+_RANDOM_IN_PYTHON = {"hubert", "wav2vec2", "wav2vec2-conformer"}
 # A part of them has a backward in Python, which ranks refuse: they are compared without gradients.
 _OWN_BACKWARDS = {"bloom", "yoso"}
 # Norms of batches of two images over few pixels: rounding is larger there in float32, with any order of sums.
-_IN_DOUBLE = {"mobilenet_v1", "resnet", "regnet"}
+_IN_DOUBLE = {"mobilenet_v1", "resnet", "regnet", "wav2vec2-conformer"}
 _DAILY = ("bart", "gpt_neo")
-# Without an answer yet: sizes that follow the data; one branch around the whole encoder; attention that draws inside.
-_KNOWN = {("jetmoe", "tp=2"), ("jetmoe", "pp=2"), ("fsmt", "pp=2"), ("layoutlm", "pp=2")}
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +37,9 @@ def quiet_and_on_one_thread() -> Iterator[None]:
 
 def _scheduled(name: str) -> smelt.Schedule:
     sample = build(name)
-    model, inputs = sample.model.train(name not in _NOT_TRAINED), sample.inputs
+    model, inputs = sample.model.train(), sample.inputs
+    if name in _RANDOM_IN_PYTHON:
+        model.config.apply_spec_augment, model.config.layerdrop = False, 0.0
     if name in _OWN_BACKWARDS:
         model.requires_grad_(False)
     if name in _IN_DOUBLE:
@@ -62,7 +61,7 @@ def check(name: str, mesh: str) -> None:
     assert proof.error < 1e-5 and proof.compared
 
 
-_CASES = [(name, mesh) for name in SPREAD for mesh in ("tp=2", "pp=2") if (name, mesh) not in _KNOWN]
+_CASES = [(name, mesh) for name in SPREAD for mesh in ("tp=2", "pp=2")]
 
 
 @pytest.mark.parametrize(("name", "mesh"), [case for case in _CASES if case[0] in _DAILY])
@@ -74,10 +73,3 @@ def test_some_architectures_in_two(name: str, mesh: str) -> None:
 @pytest.mark.parametrize(("name", "mesh"), [case for case in _CASES if case[0] not in _DAILY])
 def test_all_architectures_in_two(name: str, mesh: str) -> None:
     check(name, mesh)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("name", "mesh"), sorted(_KNOWN))
-def test_what_has_no_answer_yet(name: str, mesh: str) -> None:
-    with pytest.raises((SmeltError, AssertionError, TypeError)):
-        check(name, mesh)

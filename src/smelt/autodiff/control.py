@@ -20,6 +20,7 @@ from smelt.analysis import taken_by_regions
 from smelt.analysis.cost import cost
 from smelt.autodiff.activity import may_depend
 from smelt.autodiff.loops import carry, count_of, divided, is_sized, minus, number_at, yield_also
+from smelt.autodiff.shapes import laid_as
 from smelt.diag import SmeltError
 from smelt.ir import BOOL, INT, STATE_OPS, Arg, ListType, Node, Region, TensorType, Value
 from smelt.ops.catalogue import record_of
@@ -344,5 +345,9 @@ def _as(b: GraphEmitter, value: Value, type_: TensorType) -> Value:
         return value
     found = value.type
     if isinstance(found, TensorType) and found.shape == type_.shape:
-        return b.call("aten.contiguous.default", value)
+        if not found.is_static:
+            return b.call("aten.contiguous.default", value)
+        made = laid_as(b, value, type_)
+        assert isinstance(made, Value)
+        return made
     raise SmeltError(f"a gradient {found} does not fit {type_} in a branch or a loop", code="S0303")

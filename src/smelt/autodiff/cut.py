@@ -37,8 +37,27 @@ def smallest_cut(
     """The values to keep for the nodes `behind`, in order. Raises: SmeltError (S0303) where there is no cut.
 
     nodes: all, in order. sources: what is there before them. wanted: kept values that nobody behind need use.
-    cost_of: what it takes to keep a value. price: of doing a node again.
+    cost_of: what it takes to keep a value. price: of doing a node again. What cannot be kept, since its size follows
+    from data, is computed again where there is no other cut, products too.
     """
+    ordered, needed = list(nodes), list(wanted)
+    found = _cut(ordered, sources, behind, needed, cost_of, price)
+    if found is None:
+        found = _cut(ordered, sources, behind, needed, cost_of, lambda node: min(price(node), _price_of_unsaved(node)))
+    if found is None:
+        raise SmeltError("what the gradient needs cannot be put aside", why="it is no tensor", code="S0303")
+    return found
+
+
+def _cut(
+    nodes: Iterable[Node],
+    sources: Sequence[Value],
+    behind: Collection[Node],
+    wanted: Iterable[Value],
+    cost_of: Callable[[Value], int],
+    price: Callable[[Node], int],
+) -> dict[Value, None] | None:
+    """The same for one choice of prices, None where there is no cut."""
     net = Network()
     source, sink = net.vertex(), net.vertex()
     entry: dict[Value, tuple[int, int]] = {}
@@ -69,7 +88,7 @@ def smallest_cut(
             net.edge(ends(value)[1], sink, INFINITE)
     total, side = net.cut(source, sink)
     if total >= INFINITE:
-        raise SmeltError("what the gradient needs cannot be put aside", why="it is no tensor", code="S0303")
+        return None
     return {value: None for value, (a, b) in entry.items() if a in side and b not in side}
 
 
@@ -128,6 +147,14 @@ def _price(node: Node) -> int:
     if is_cheap(node):
         return 0
     return cost(node).nbytes // _MOVED if _is_pass(node) else INFINITE
+
+
+def _price_of_unsaved(node: Node) -> int:
+    """Of computing a node again whose results cannot be saved."""
+    is_unsaved = not all(can_be_saved(r.type) for r in node.results)
+    if not is_unsaved or node.regions or not _is_repeatable(node) or not node.op.startswith("aten."):
+        return INFINITE
+    return _MOVED * max(1, cost(node).nbytes)
 
 
 _MOVED = 8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smelt.diag import SmeltError
-from smelt.ir import UNKNOWN_DIM, Arg, DType, TensorType, Type, Value
+from smelt.ir import UNKNOWN_DIM, Arg, DType, MemoryFormat, TensorType, Type, Value
 from smelt.ops.record import Emitter, tensor_type
 
 
@@ -32,7 +32,8 @@ def laid_as(b: Emitter, arg: Arg, type_: Type) -> Arg:
     if not type_.is_static or (found.shape, found.dtype) != (type_.shape, type_.dtype):
         return arg
     if type_.strides is None:
-        return b.call("aten.contiguous.default", arg)
+        # `contiguous` gives a tensor back whose dimensions of one element alone have other strides.
+        return b.call("aten.clone.default", arg, memory_format=MemoryFormat("contiguous_format"))
     return b.call("aten.copy.default", b.call("aten.new_empty_strided.default", arg, type_.sizes, type_.steps), arg)
 
 

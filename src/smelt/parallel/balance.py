@@ -16,6 +16,7 @@ from math import inf
 
 from smelt.analysis import used_by
 from smelt.analysis.cost import cost
+from smelt.analysis.liveness import nbytes as nbytes_of
 from smelt.diag import SmeltError, Span
 from smelt.ir import Node, Region, TensorType, Value
 from smelt.ops import collectives as dist
@@ -64,13 +65,16 @@ def loads_of(nodes: Sequence[Node], microbatches: int) -> Loads:
             last[path] = i
         made.work.append(work)
         is_view = node.op == dist.ENTER or (not node.regions and len(node.results) == 1 and alias_of(node) is not None)
-        kept = 0 if is_view else sum(r.type.nbytes for r in node.results if isinstance(r.type, TensorType))
+        kept = 0 if is_view else sum(map(nbytes_of, node.results))
         made.kept.append(kept)
     return made
 
 
 def work_of(node: Node) -> float:
-    """What a node costs, in operations: products by theirs, others by the bytes that they move."""
+    """What a node costs, in operations: products by theirs, others by the bytes that they move; of a branch its longest
+    arm, of a loop's body one run."""
+    if node.regions:
+        return max(sum(map(work_of, region)) for region in node.regions)
     found = cost(node)
     return max(float(found.flops), 4.0 * found.nbytes)
 
@@ -157,8 +161,8 @@ def sent_at(nodes: Sequence[Node], free: Collection[Value]) -> list[int]:
     for i, node in enumerate(nodes):
         for value in node.results:
             last = max((place[u] for u in users_of(value) if u in place), default=i)
-            if not isinstance(value.type, TensorType):
-                nbytes = 1 << 50  # a tuple is unpacked where it is made
+            if not isinstance(value.type, TensorType) or not value.type.is_static:
+                nbytes = 1 << 50  # a tuple is unpacked where it is made, and another stage has room for known sizes
             else:
                 nbytes = 0 if value in free else value.type.nbytes
             change[i + 1] += nbytes

@@ -119,7 +119,7 @@ def _staged_values(pipe: Pipe, part: Parted, inputs: Sequence[Any], whole: Whole
     plan = pipe.plan
     state = {
         str(node.args[0]): part.local(str(node.args[0]), whole.lookup(node.op, str(node.args[0])))
-        for graph in (plan.wholes, plan.sums, *(stage.graph for stage in plan.stages))
+        for graph in (*plan.before.graphs, *(stage.graph for stage in plan.stages))
         for node in graph.walk()
         if node.op in STATE_OPS
     }

@@ -270,6 +270,11 @@ def _ties(staged: Staged) -> Iterator[Event]:
     """Gradients that are added up once a step."""
     for axis in sorted(staged.entered):
         yield Exchange("all_reduce", axis, sum(staged.sizes.get(path, 0) for path in staged.entered[axis]))
+    sharing = {s % staged.ranks for stages in staged.plan.ties.values() for s in stages}
+    if staged.plan.may_skip and staged.rank in sharing:
+        others = sorted(sharing - {staged.rank})
+        yield from (Send(staged.axis, other, f"ties of {staged.rank}", len(staged.plan.ties)) for other in others)
+        yield from (Recv(staged.axis, other, f"ties of {other}", len(staged.plan.ties)) for other in others)
     for path, stages in staged.plan.ties.items():
         ranks = sorted({s % staged.ranks for s in stages})
         if staged.rank not in ranks or len(ranks) == 1:

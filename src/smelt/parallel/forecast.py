@@ -280,7 +280,7 @@ def _shares(asked: Question, part: Parted, first: Parted, figures: Figures) -> I
     made_in = stages_of(plan)
     for rank in range(ranks):
         own_pieces = {number: one for number, one in all_pieces.items() if number % ranks == rank}
-        state = _state_of([s.graph for s in plan.stages if s.number % ranks == rank] + [plan.wholes, plan.sums])
+        state = _state_of([s.graph for s in plan.stages if s.number % ranks == rank] + [*plan.before.graphs])
         sizes = {path: size for path, (_, size) in state.items()}
         waits = entered[rank] if is_trained else {}
         shown = Staged(plan, mark.axis, rank, ranks, orders[rank], own_pieces, waits, sizes)

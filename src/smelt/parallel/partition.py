@@ -44,7 +44,7 @@ from smelt.ops import collectives as dist
 from smelt.ops.catalogue import record_of
 from smelt.ops.catalogue.sharding import FORMS, correspondences_of
 from smelt.ops.catalogue.sharding.forming import Exchange
-from smelt.ops.catalogue.sharding.terms import laid_out, without_gaps
+from smelt.ops.catalogue.sharding.terms import is_known, laid_out, without_gaps
 from smelt.ops.catalogue.sharding.terms import results as result_types
 from smelt.ops.effects import alias_of, effects
 from smelt.ops.lowering import GraphEmitter
@@ -244,7 +244,7 @@ class _Partitioner:
         return self._operator(node)
 
     def _formed(self, node: Node) -> bool:
-        form = FORMS.get(node.op)
+        form = FORMS.get(node.op) if is_known(node) else None
         found = form(self, node) if form is not None else None
         for result, (made, at) in zip(node.results, found or (), strict=found is not None):
             self._set(result, made, at)

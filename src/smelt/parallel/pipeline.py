@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from smelt.analysis import used_by
-from smelt.autodiff.activity import active_values
+from smelt.autodiff.activity import active_values, certain_values
 from smelt.diag import SmeltError, Span
 from smelt.ir import (
     STATE_OPS,
@@ -29,18 +29,20 @@ from smelt.ir import (
     TensorType,
     Value,
     clone_node,
+    clone_region,
     is_under,
     map_values,
     values_in,
 )
 from smelt.ops import collectives as dist
-from smelt.ops.catalogue.sharding.terms import ones_in_order, without_gaps
+from smelt.ops.catalogue.sharding.terms import without_gaps
 from smelt.ops.collectives import shard_of
 from smelt.ops.effects import alias_of, effects
 from smelt.ops.lowering import GraphEmitter
 from smelt.ops.placements import Placement, Shard
-from smelt.ops.registry import arguments_of, schema_of
 from smelt.parallel.balance import Loads, balanced, loads_of, users_of
+from smelt.parallel.branches import draws, lift_draws, split_branches
+from smelt.parallel.draws import spell_dropout
 from smelt.parallel.marks import Batch, Cut, Mark, Pipeline
 from smelt.parallel.parted import batches
 from smelt.parallel.partition import partition
@@ -55,13 +57,30 @@ TIME = "microbatch"
 class Given:
     """A value that is computed before the stages, once a step: of which microbatch which part is used.
 
-    is_sum: it is the sum over microbatches of a value of each. shard: how a whole one falls into microbatches; None
-    where each uses all of it.
+    source: "sum" over microbatches of a value of each, "program" where it is the whole program's value, or "whole".
+    shard: how a whole one falls into microbatches; None where each uses all of it.
     """
 
     name: str
-    is_sum: bool
+    source: str
     shard: Shard | None
+
+
+@dataclass(slots=True)
+class Before:
+    """What computes the values that are given, one after the other: each may take those of the ones before it.
+
+    program: of the whole batch's inputs. sums: of each microbatch's, to be added up. wholes: once a step.
+    """
+
+    program: Graph
+    sums: Graph
+    wholes: Graph
+
+    @property
+    def graphs(self) -> tuple[Graph, Graph, Graph]:
+        """All three."""
+        return self.program, self.sums, self.wholes
 
 
 @dataclass(slots=True)
@@ -94,8 +113,9 @@ class Crossing:
 
 @dataclass(slots=True)
 class Pipelined:
-    """sums, wholes: compute what is given, of each microbatch, and once a step. inputs: how they fall into
-    microbatches; outputs: how what microbatches give becomes one. ends: of the stages, in nodes. placements,
+    """before: computes what is given. inputs: how they fall into
+    microbatches; outputs: how what microbatches give becomes one. uncertain: outputs that have gradients on some of the
+    program's paths only. ends: of the stages, in nodes. placements,
     names: of values in time, as of `Partition`.
     """
 
@@ -103,19 +123,24 @@ class Pipelined:
     microbatches: int
     crossings: dict[str, Crossing]
     given: list[Given]
-    sums: Graph
-    wholes: Graph
+    before: Before
     inputs: dict[str, Placement]
     outputs: list[Placement]
     ties: dict[str, tuple[int, ...]]
+    uncertain: frozenset[int]
     ends: list[int]
     placements: dict[str, Placement]
     names: dict[str, str]
 
     @property
+    def may_skip(self) -> bool:
+        """Whether a stage may compute nothing with one of its parameters: in a branch, or a loop that ends at once."""
+        return any(node.regions for stage in self.stages for node in stage.graph.body)
+
+    @property
     def state(self) -> set[str]:
         """The paths of what some stage uses."""
-        graphs = (self.wholes, self.sums, *(stage.graph for stage in self.stages))
+        graphs = (*self.before.graphs, *(stage.graph for stage in self.stages))
         return {str(node.args[0]) for graph in graphs for node in graph.walk() if node.op in STATE_OPS}
 
 
@@ -151,14 +176,18 @@ def pipelined(
     """
     graph = graph.clone()
     spell_dropout(graph)
+    lift_draws(graph)
     wanted: list[Placement | None] = [None] * len(graph.outputs)
     split = batch if microbatches > 1 else {}  # one is the whole batch
+    program = graph
     made = partition(graph, TIME, microbatches, 0, split, outputs=wanted, in_time=True)
     graph = made.graph
     if microbatches > 1:
         _check_writes(graph, where)
     free = param_free(graph)
-    given, sums, wholes = _lift(graph, free, where)
+    given, before = _lift(graph, free, program, where)
+    uncertain = _uncertain(graph, trained)
+    split_branches(graph, count)
     free = param_free(graph) | _views_of_state(graph)
     nodes = [n for n in graph.body if n.op not in (*STATE_OPS, "write") and not set(n.results) <= free]
     loads = loads_of(nodes, microbatches)
@@ -173,6 +202,7 @@ def pipelined(
         while stage < len(ends) and i >= ends[stage]:
             stage += 1
         number[node] = stage
+    _check_draws(nodes, number, before, microbatches)
     for node in graph.body:
         if node.op == "write":
             number[node] = _stage_of_write(node, number)
@@ -194,30 +224,22 @@ def pipelined(
     ties = {path: tuple(sorted(at)) for path, at in users.items() if len(at) > 1 and path in trained}
     inputs = {name: at for name, at in made.inputs.items() if name in {v.name for v in graph.inputs}}
     return Pipelined(
-        stages, microbatches, crossings, given, sums, wholes, inputs, made.outputs, ties, ends, made.placements,
+        stages, microbatches, crossings, given, before, inputs, made.outputs, ties, uncertain, ends, made.placements,
         made.names,
+    )  # fmt: skip
+
+
+def _uncertain(graph: Graph, trained: Collection[str]) -> frozenset[int]:
+    sources = [n.result for n in graph.walk() if n.op in STATE_OPS and str(n.args[0]) in trained]
+    active, certain = active_values(graph, sources), certain_values(graph, sources)
+    return frozenset(
+        i for i, out in enumerate(graph.outputs) if isinstance(out, Value) and out in active and out not in certain
     )  # fmt: skip
 
 
 def stages_of(plan: Pipelined) -> dict[str, int]:
     """In which stage values are made, by name."""
     return {value.name: s.number for s in plan.stages for node in s.graph.walk() for value in node.results}
-
-
-def spell_dropout(graph: Graph) -> None:
-    """Write dropout as a product with numbers that are drawn by themselves: the same that it would draw."""
-    rewriter = Rewriter(graph)
-    emitter = GraphEmitter(rewriter.builder, rewriter.adopt)
-    for node in list(graph.walk()):
-        schema = schema_of(node.op)
-        if node.op != "aten.dropout.default" or schema is None or not effects(node).rng:
-            continue
-        call = arguments_of(schema, node.args, node.kwargs)
-        type_ = node.result.type
-        assert isinstance(type_, TensorType)
-        with rewriter.builder.at(node):
-            noise = emitter.call("aten.dropout.default", ones_in_order(emitter, type_), call["p"], True)
-            rewriter.replace_node(node, (emitter.call("aten.mul.Tensor", call["input"], noise),))
 
 
 def param_free(graph: Graph) -> set[Value]:
@@ -292,34 +314,94 @@ def _written(node: Node) -> str:
 # --- what is computed before the stages
 
 
-def _lift(graph: Graph, free: set[Value], where: Span | None) -> tuple[list[Given], Graph, Graph]:
-    """Make inputs of what microbatches have in common, or draw; the graphs that compute it."""
-    rewriter, found = Rewriter(graph), list[tuple[Given, Value, Node]]()
-    shards = {dist.SHARD, dist.ALL_REDUCE, dist.ALL_GATHER}
+def _lift(graph: Graph, free: set[Value], program: Graph, where: Span | None) -> tuple[list[Given], Before]:
+    """Make inputs of what microbatches have in common, or draw; the graphs that compute it.
+
+    program: the graph before it was partitioned: its values are those of the whole batch.
+    """
+    rewriter, found = Rewriter(graph), list[tuple[Given, Value, Value]]()
+    whole = {value.name: value for value in program.values()}
     for node in list(graph.body):
-        over_time = node.op in shards and node.args[-1] == TIME
-        draws = not node.regions and effects(node).rng
-        if node.op in dist.COLLECTIVES and node.args[-1] == TIME and node.op != dist.ALL_REDUCE:
-            raise _coupled(node, where)
-        if not over_time and not draws:
+        _check_inside(node, where)
+        over_time = node.op in _SOURCES and node.args[-1] == TIME
+        if not over_time and not draws(node):
+            if node.op in dist.COLLECTIVES and node.args[-1] == TIME:
+                raise _coupled(node, where)
             continue
-        source = node.args[0] if over_time else node.result
-        assert isinstance(source, Value)
-        if source not in free:
-            raise _coupled(node, where)
-        name = f"given_{len(found)}"
-        shard = shard_of(node.args) if node.op == dist.SHARD else None
-        found.append((Given(name, node.op == dist.ALL_REDUCE, shard), source, node))
-    before = graph.clone()
-    by_name = {value.name: value for value in before.values()}
-    sums = [by_name[source.name] for one, source, _ in found if one.is_sum]
-    wholes = [by_name[source.name] for one, source, _ in found if not one.is_sum]
-    for one, _, node in found:
-        made = rewriter.builder.add_param(graph.body, one.name, node.result.type)
-        rewriter.replace_node(node, (made,))
+        if node.regions and free.isdisjoint(node.results):
+            continue  # its stage draws, see `_check_draws`
+        sources = [node.args[0]] if over_time else node.results
+        for source, result in zip(sources, node.results, strict=True):
+            assert isinstance(source, Value)
+            if source not in free or (node.op == dist.ALL_REDUCE and node.args[1] != "sum"):
+                raise _coupled(node, where)
+            shard = shard_of(node.args) if node.op == dist.SHARD else None
+            kind = _SOURCES.get(node.op, "whole")
+            if kind == "program":
+                if source.name not in whole or any(map(draws, _needed([whole[source.name]], lambda value: False))):
+                    raise _coupled(node, where)
+                source = whole[source.name]
+            found.append((Given(f"given_{len(found)}", kind, shard), source, result))
+    before = _before(graph, program, found, where)
+    for one, _, result in found:
+        made = rewriter.builder.add_param(graph.body, one.name, result.type)
+        rewriter.replace_all_uses(result, made)
+    for lifted in dict.fromkeys(result.node for _, _, result in found):
+        assert lifted is not None
+        rewriter.erase(lifted)
     _drop_dead(rewriter, graph)
-    parts = [one for one, _, _ in found]
-    return parts, _only(before, "sums", sums), _only(before, "wholes", wholes)
+    return [one for one, _, _ in found], before
+
+
+_SOURCES = {dist.SHARD: "whole", dist.ALL_REDUCE: "sum", dist.ALL_GATHER: "program"}
+"""Over microbatches: where the results of these come from, if they depend on no parameter."""
+
+
+def _before(
+    graph: Graph, program: Graph, found: Sequence[tuple[Given, Value, Value]], where: Span | None
+) -> Before:  # fmt: skip
+    copied, mapping = Graph(graph.name), dict[Value, Arg]()
+    copied.constants = dict(graph.constants)
+    clone_region(graph.body, copied.body, mapping)
+    rewriter = Rewriter(copied)
+    for one, _, result in found:
+        if one.source != "whole":
+            old = mapping[result]
+            assert isinstance(old, Value)
+            rewriter.replace_all_uses(old, rewriter.builder.add_param(copied.body, one.name, old.type))
+
+    def wanted(kind: str) -> list[Value]:
+        values = [mapping[source] for one, source, _ in found if one.source == kind]
+        return [value for value in values if isinstance(value, Value)]
+
+    sums = _only(copied, "sums", wanted("sum"))
+    of_sums = {one.name for one, _, _ in found if one.source == "sum"}
+    for value in sums.inputs:
+        if value.name in of_sums and value.users:
+            node = next(result.node for one, _, result in found if one.name == value.name)
+            assert node is not None
+            raise _coupled(node, where)
+    whole = [source for one, source, _ in found if one.source == "program"]
+    return Before(_only(program, "program", whole), sums, _only(copied, "wholes", wanted("whole")))
+
+
+def _check_inside(node: Node, where: Span | None) -> None:
+    """Raises: SmeltError (S0641) where a branch or loop needs several microbatches."""
+    for inner in (one for region in node.regions for one in region.walk()):
+        if inner.op.startswith("dist.") and inner.op != dist.ENTER and inner.args[-1] == TIME:
+            raise _coupled(inner, where)
+
+
+def _check_draws(nodes: Sequence[Node], number: Mapping[Node, int], before: Before, microbatches: int) -> None:
+    """Raises: SmeltError (S0641) where a branch or loop that depends on parameters draws, and is not all that draws."""
+    drawing = [node for node in nodes if node.regions and draws(node)]
+    alone = microbatches == 1 and len({number[node] for node in drawing}) == 1
+    if drawing and (not alone or any(draws(node) for node in before.wholes.body)):
+        raise SmeltError(
+            "random numbers are drawn in a branch or loop that depends on parameters", drawing[0].span, code="S0641",
+            why="all others are drawn for the whole batch before the first stage, and would come before these",
+            fix="draw outside of it, or use no stages",
+        )  # fmt: skip
 
 
 def _coupled(node: Node, where: Span | None) -> SmeltError:

@@ -8,7 +8,7 @@ Every rank is called with the whole batch (its share of it, if the batch is divi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 
 from smelt.autodiff import Joint
 from smelt.compiler.trainable import Native
-from smelt.diag import Options
+from smelt.diag import Options, SmeltError
 from smelt.ir import STATE_OPS, Graph, TensorType, Value
 from smelt.ops import collectives as dist
 from smelt.ops.collectives import Communicator, communicating, communicator, part_of, whole_of
@@ -68,6 +68,9 @@ def enter_late(graph: Graph) -> list[tuple[str, str]]:
 
 class _StageProgram(PartedProgram):
     finish = staticmethod(_finish_stage)
+
+    def _check_results(self) -> None:
+        """What other stages use may have a gradient on some paths only; results are checked of the whole program."""
 
 
 @dataclass(slots=True)
@@ -124,7 +127,7 @@ class Pipe:
     @property
     def state(self) -> dict[str, str]:
         """The parameters, buffers and captured tensors that this rank has, by path; of which kind each is."""
-        before = (n for g in (self.plan.wholes, self.plan.sums) for n in g.walk() if n.op in STATE_OPS)
+        before = (n for g in self.plan.before.graphs for n in g.walk() if n.op in STATE_OPS)
         found = {str(n.args[0]): n.op for n in before}
         return found | {path: kind for code in self.codes.values() for kind, path in code.places}
 
@@ -154,20 +157,27 @@ class Pipe:
         def lookup(kind: str, path: str) -> Any:
             return state[path]
 
-        has_sums = any(one.is_sum for one in plan.given)
+        known: dict[str, Any] = {}
+        totals: dict[str, Any] = {}
+
+        def values(graph: Graph, source: str, m: int | None) -> Iterator[tuple[str, Any]]:
+            """What is given from this source, by name. m: the microbatch of whose inputs; None for the whole batch."""
+            own = [
+                known.get(v.name) if v.name not in named else named[v.name] if m is None else
+                self._part(named[v.name], v.name, m) for v in graph.inputs
+            ]  # fmt: skip
+            return zip([g.name for g in plan.given if g.source == source], evaluate(graph, own, lookup), strict=True)
+
         with self._talking():  # counts of targets are those of all ranks
-            wholes = iter(evaluate(plan.wholes, [named[v.name] for v in plan.wholes.inputs], lookup))
-            per = [
-                iter(evaluate(plan.sums, [self._part(named[v.name], v.name, m) for v in plan.sums.inputs], lookup))
-                for m in range(count if has_sums else 0)
-            ]
+            known.update(values(plan.before.program, "program", None))
+            for m in range(count if any(one.source == "sum" for one in plan.given) else 0):
+                for name, value in list(values(plan.before.sums, "sum", m)):
+                    totals[name] = totals[name] + value if name in totals else value
+            known.update(totals)
+            known.update(values(plan.before.wholes, "whole", None))
         given: list[list[Any]] = []
         for one in plan.given:
-            if one.is_sum:
-                total = sum(next(values) for values in per)
-                given.append([total] * count)
-                continue
-            value = next(wholes)
+            value = known[one.name]
             given.append([part_of(value, one.shard, m).contiguous() if one.shard else value for m in range(count)])
         return _Call(named, given)
 
@@ -195,6 +205,7 @@ class Pipe:
         inputs += [state[path] for _, path in code.places]
         if keeps and any(code.requires):
             if code.program is None:
+                _check_certain(self.plan, code.stage)
                 code.program = _StageProgram(code.graph, code.requires, self.options, self.with_, code.unseen)
             bare = [x.detach() if isinstance(x, torch.Tensor) and x.requires_grad else x for x in inputs]
             outputs: list[Any] = [None] * code.program.halves.count
@@ -324,23 +335,52 @@ class Pipe:
                 flat_sum = communicator().all_reduce(torch.cat([call.sums[p].reshape(-1) for p in paths]), "sum", axis)
                 for path, total in zip(paths, flat_sum.split([call.sums[p].numel() for p in paths]), strict=True):
                     call.sums[path] = total.view(call.sums[path].shape)
+            has = self._has(call)
             for path, stages in self.plan.ties.items():
                 ranks = sorted({s % self.ranks for s in stages})
                 if self.rank not in ranks or len(ranks) == 1:
                     continue
-                own = call.sums[path]
+                makers = [other for other in ranks if path in has[other]]
                 for other in ranks:
-                    if other != self.rank:
-                        communicator().send(own, other, self.axis, f"tie {path}/{self.rank}")
+                    if other != self.rank and self.rank in makers:
+                        communicator().send(call.sums[path], other, self.axis, f"tie {path}/{self.rank}")
                 added: torch.Tensor | None = None
-                for other in ranks:  # in one order, so that all have one sum
-                    like = torch.empty_like(own)
-                    one = own if other == self.rank else communicator().recv(
-                        like, other, self.axis, f"tie {path}/{other}"
+                for other in makers:  # in one order, so that all have one sum
+                    one = call.sums[path] if other == self.rank else communicator().recv(
+                        self._like(path), other, self.axis, f"tie {path}/{other}"
                     )  # fmt: skip
                     added = one if added is None else added + one
-                assert added is not None
-                call.sums[path] = added
+                if added is not None:
+                    call.sums[path] = added
+
+    def _has(self, call: _Call) -> dict[int, set[str]]:
+        """Of which tied parameters ranks have gradients: those of branches that were not taken have none."""
+        paths = sorted(self.plan.ties)
+        sharing = sorted({s % self.ranks for stages in self.plan.ties.values() for s in stages})
+        if not self.plan.may_skip or self.rank not in sharing:
+            return {rank: set(paths) for rank in sharing}
+        own = torch.tensor([path in call.sums for path in paths], dtype=torch.uint8)
+        found = {self.rank: {path for path in paths if path in call.sums}}
+        others = [rank for rank in sharing if rank != self.rank]
+        for other in others:
+            communicator().send(own, other, self.axis, f"ties of {self.rank}")
+        for other in others:
+            told = communicator().recv(torch.empty_like(own), other, self.axis, f"ties of {other}")
+            found[other] = {path for path, is_there in zip(paths, told.tolist(), strict=True) if is_there}
+        return found
+
+    def _like(self, path: str) -> torch.Tensor:
+        """A tensor of a parameter's size."""
+        for code in self.codes.values():
+            for value, (_, other) in zip(code.graph.inputs[len(code.stage.inputs) :], code.places, strict=True):
+                if other == path and isinstance(value.type, TensorType):
+                    return torch.empty(value.type.sizes, dtype=dtype_to_torch(value.type.dtype))
+        raise KeyError(path)
+
+
+def _check_certain(plan: Pipelined, stage: Stage) -> None:
+    for number in plan.uncertain & stage.results.keys():
+        raise SmeltError(f"result {number} of the program has gradients on some of its paths only", code="S0303")
 
 
 def _as_typed(tensor: torch.Tensor, type_: TensorType) -> torch.Tensor:

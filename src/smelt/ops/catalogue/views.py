@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from smelt.ir import Arg, MemoryFormat, TensorType, Value
+from smelt.ir import UNKNOWN_DIM, Arg, MemoryFormat, TensorType, Type, Value
 from smelt.ir.sizes import value
 from smelt.ops.record import (
     Alias,
@@ -80,6 +80,16 @@ def _resolved(sizes: tuple[int, ...], numel: int) -> tuple[int, ...]:
     for size in sizes:
         known *= size if size != -1 else 1
     return tuple(numel // known if size == -1 and known else size for size in sizes)
+
+
+def _said_sizes(call: Call) -> tuple[Type, ...] | None:
+    """The type that a reshape to sizes that are all numbers has, whatever sizes its operand has."""
+    x, sizes = call["self"].type, call.get("size", call.get("shape"))
+    if not isinstance(x, TensorType) or not all(type(n) is int and n >= 0 for n in sizes):
+        return None
+    is_row_major = x.shape is not None and x.strides is None
+    strides = None if is_row_major else (UNKNOWN_DIM,) * len(sizes)
+    return (TensorType(x.dtype, tuple(sizes), strides, x.device, x.layout),)
 
 
 def _lower_reshape(b: Emitter, call: Call) -> Arg:
@@ -259,6 +269,7 @@ VIEWS: tuple[OpRecord, ...] = (
             ]
         ),
         "torch.Tensor.view",
+        result_of_unknown=_said_sizes,
         traits=Trait.AT_START
         | Trait.CARRIES_STRIDES
         | Trait.ITEM_OF
@@ -271,6 +282,7 @@ VIEWS: tuple[OpRecord, ...] = (
         _calls(([6, 4],), ([-1],), ([4, 6],)),
         alias="maybe",
         lower=_lower_reshape,
+        result_of_unknown=_said_sizes,
         exact=True,
         traits=Trait.AT_START
         | Trait.CARRIES_STRIDES

@@ -29,7 +29,7 @@ def attention_form(b: Emitter, call: Call) -> Arg | None:
         mask = _mask(b, call, causal=False)
         operands = (call["query"], call["key"], call["value"])
         return b.calls(_FLASH, *operands, 0.0, call["is_causal"], attn_mask=mask, scale=call["scale"])[0]
-    return _products(b, call)
+    return products(b, call, lambda weights: b.call("aten.dropout.default", weights, p, True))
 
 
 def _mask(b: Emitter, call: Call, causal: bool) -> Value | None:
@@ -69,8 +69,8 @@ def _softmax(b: Emitter, scores: Value) -> Value:
     return b.call("aten.masked_fill.Scalar", found, is_hidden, 0)
 
 
-def _products(b: Emitter, call: Call) -> Value | None:
-    """Step by step as eager: queries and keys are scaled by half, each."""
+def products(b: Emitter, call: Call, drop: Callable[[Value], Value]) -> Value:
+    """Step by step as eager: queries and keys are scaled by half, each. drop: what dropout makes of the weights."""
     dtype, p = tensor_type(call["query"]).dtype, call["dropout_p"]
     wide = (
         {n: b.call("aten._to_copy.default", call[n], dtype=DType.F32) for n in ("query", "key", "value")}
@@ -90,7 +90,7 @@ def _products(b: Emitter, call: Call) -> Value | None:
         scores = b.call("aten.add.Tensor", scores, mask)
     weights = _softmax(b, scores)
     if p > 0:
-        weights = b.call("aten.dropout.default", weights, p, True)
+        weights = drop(weights)
     found = b.call("aten.matmul.default", weights, value)
     return b.call("aten._to_copy.default", found, dtype=dtype) if wide else found
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
-from smelt.ir import Arg, DType, Node, TensorType, Value
+from smelt.ir import Arg, Node, TensorType, Value
 from smelt.ops import collectives as dist
+from smelt.ops.catalogue.gradients.attention import products
 from smelt.ops.catalogue.sharding import experts
 from smelt.ops.catalogue.sharding.forming import Form, Parting, call_of, device_of, divided
 from smelt.ops.catalogue.sharding.terms import dims_arg, ones_in_order, sizes_of
@@ -222,36 +223,33 @@ def _attention(part: Parting, node: Node) -> Sequence[tuple[Value, Placement]] |
     call = call_of(node)
     query, key, value = (call[name] for name in ("query", "key", "value"))
     assert isinstance(query, Value) and isinstance(key, Value) and isinstance(value, Value)
-    p = call.get("dropout_p", 0.0)
-    at = next((s for v in (query, key, value) if (s := divided(part, v)) is not None), None)
-    if at is None or p == 0.0:
+    p, sizes, others = call.get("dropout_p", 0.0), sizes_of(query), sizes_of(key)
+    if p == 0.0 or len(sizes) != 4 or len(others) != 4 or sizes_of(value)[1] != others[1]:
         return None
-    sizes, others = sizes_of(query), sizes_of(key)
-    if at.dim > 1 or len(sizes) != 4 or others[1] != sizes[1] or not isinstance(query.type, TensorType):
+    shared = sizes[1] // others[1] if call.get("enable_gqa") is True and others[1] else 1
+    at = divided(part, query)
+    if at is None:
+        of_keys = next((s for v in (key, value) if (s := divided(part, v)) is not None), None)
+        at = of_keys if of_keys is None or of_keys.dim != 1 else _times(of_keys, shared)
+    if at is None or at.dim > 1 or (at.dim == 1 and any(n % shared for n in at.sizes)):
         return None
-    b = part.emitter
-    q, k, v = (part.get(one, at) for one in (query, key, value))
-    scale = call.get("scale")
-    scores = b.call("aten.matmul.default", q, b.call("aten.transpose.int", k, -2, -1))
-    scores = b.call("aten.mul.Tensor", scores, scale if scale is not None else sizes[-1] ** -0.5)
-    mask = call.get("attn_mask")
-    whole = (sizes[0], sizes[1], sizes[2], others[2])
-    if call.get("is_causal") is True:
-        ones = b.call("aten.ones.default", whole[2:], dtype=DType.BOOL, device=device_of(query.type))
-        scores = b.call(
-            "aten.masked_fill.Scalar", scores, b.call("aten.logical_not.default", b.call("aten.tril.default", ones)),
-            float("-inf"),
-        )  # fmt: skip
-    if isinstance(mask, Value):
-        own = _like_scores(part, mask, whole, at)
-        assert isinstance(mask.type, TensorType)
-        if mask.type.dtype is DType.BOOL:
-            scores = b.call("aten.masked_fill.Scalar", scores, b.call("aten.logical_not.default", own), float("-inf"))
-        else:
-            scores = b.call("aten.add.Tensor", scores, own)
-    weights = b.call("aten.softmax.int", scores, -1)
-    noise = _noise(part, node, TensorType(query.type.dtype, whole, None, query.type.device), p, at)
-    return [(b.call("aten.matmul.default", b.call("aten.mul.Tensor", weights, noise), v), at)]
+    of_keys = Shard(1, tuple(n // shared for n in at.sizes), at.blocks) if at.dim == 1 else at
+    if of_keys.total != others[at.dim] or at.total != sizes[at.dim]:
+        return None
+    own = {"query": part.get(query, at), "key": part.get(key, of_keys), "value": part.get(value, of_keys)}
+    whole, mask = (*sizes[:3], others[2]), call.get("attn_mask")
+    own_mask = _like_scores(part, mask, whole, at) if isinstance(mask, Value) else None
+
+    def drop(weights: Value) -> Value:
+        assert isinstance(weights.type, TensorType)
+        noise = _noise(part, node, TensorType(weights.type.dtype, whole, None, weights.type.device), p, at)
+        return part.emitter.call("aten.mul.Tensor", weights, noise)
+
+    return [(products(part.emitter, {**call, **own, "attn_mask": own_mask}, drop), at)]
+
+
+def _times(at: Shard, count: int) -> Shard:
+    return Shard(at.dim, tuple(n * count for n in at.sizes), at.blocks)
 
 
 def _like_scores(part: Parting, mask: Value, whole: tuple[int, ...], at: Shard) -> Value:
