@@ -11,6 +11,7 @@ from typing import Any
 
 from smelt._torch import versions
 from smelt.autodiff import computes_gradients, detach_islands, write_gradients
+from smelt.codegen.llvm.isa import host_isa
 from smelt.codegen.lower.merging import merging_pays
 from smelt.codegen.lower.narrowing import narrowing_pays
 from smelt.compiler.recompute import recompute
@@ -25,6 +26,7 @@ from smelt.passes.decompose import decompose
 from smelt.passes.early_expects import early_expects
 from smelt.passes.elide_copies import elide_copies
 from smelt.passes.expand_layers import expand_layers
+from smelt.passes.expand_recurrent import expand_recurrent
 from smelt.passes.explicit_casts import explicit_casts
 from smelt.passes.fit_numbers import fit_numbers
 from smelt.passes.fold import fold
@@ -59,6 +61,7 @@ OPTIMIZED: tuple[Pass, ...] = (
     explicit_casts,
     # Before dead code, for of a layer seldom all results are used.
     expand_layers,
+    expand_recurrent,
     dce,
     # Whole operators are matched before anything takes them apart.
     decompose,
@@ -99,7 +102,11 @@ _OPTIONAL = frozenset((attention_fast.name,))
 # Runs only with options={"dtype": "bf16"}.
 _NARROWING = frozenset((lower_precision.name,))
 # Does not run with options={"numerics": "eager-library"}.
-_RESPELLING = frozenset((expand_layers.name, hoist_products.name, loop_products.name, vector_products.name))
+_RESPELLING = frozenset(
+    (expand_layers.name, expand_recurrent.name, hoist_products.name, loop_products.name, vector_products.name)
+)
+# Write what own kernels alone are fast at.
+_OWN = frozenset((expand_recurrent.name,))
 
 
 def pass_names() -> tuple[str, ...]:
@@ -114,6 +121,8 @@ def chosen_passes(options: Options) -> tuple[Pass, ...]:
         left_out |= _NARROWING
     if options.numerics == "eager-library":
         left_out |= _RESPELLING
+    if not options.own_kernels or host_isa() is None:
+        left_out |= _OWN
     return tuple(p for p in OPTIMIZED if p.name not in left_out)[: options.stop_after]
 
 

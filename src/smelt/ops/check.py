@@ -22,7 +22,7 @@ from smelt.ir import (
     may_hold_tensor,
 )
 from smelt.ops.python_calls import is_callable_by_name
-from smelt.ops.python_ops import PyOp, arity_fault, python_op
+from smelt.ops.python_ops import NAMESPACES, PyOp, arity_fault, python_op
 from smelt.ops.registry import Argument, arguments_of, schema_of
 
 
@@ -33,7 +33,7 @@ def check(node: Node) -> Iterator[str]:
         python = python_op(node.op)
         if python is not None:
             yield from _python_faults(node, python)
-        elif node.op.startswith(("py.", "dist.")):
+        elif node.op.startswith(NAMESPACES):
             yield f"there is no operator {node.op}"
         return
     try:

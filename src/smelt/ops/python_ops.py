@@ -1,4 +1,5 @@
-"""Python's own scalars and containers in the graph: the operators `py.*`, and those between ranks, `dist.*`.
+"""Python's own scalars and containers in the graph: the operators `py.*`; those between ranks, `dist.*`; steps of
+recurrent layers, `rnn.*`.
 
 Invariants: an explicit table; what an operator computes is what CPython computes. Containers are values: `py.append`
 gives another list, and nothing here changes an operand. Tensors in containers are the very tensors that went in.
@@ -12,13 +13,14 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from smelt.diag import SmeltError
 from smelt.ir import Arg, Type
 from smelt.ops import collectives as dist
-from smelt.ops import expert_rows
+from smelt.ops import expert_rows, recurrent_steps
 from smelt.ops import python_throws as throws
 from smelt.ops import python_types as types
 from smelt.ops.called import as_called
@@ -191,6 +193,17 @@ def _binary(name: str, run: Run, rule: Rule, may_throw: Throws) -> PyOp:
 
 _NEVER, _ALWAYS = throws.never, throws.always
 
+
+def _steps(name: str) -> PyOp:
+    """All steps of a recurrent layer."""
+    states = recurrent_steps.CELLS[name].states
+    run, rule = partial(recurrent_steps.run, name), partial(recurrent_steps.types_of, name)
+    return PyOp(name, run, rule, _NEVER, 6 + states, 6 + states, is_fresh=True, results=1 + states)
+
+
+NAMESPACES = ("py.", "dist.", recurrent_steps.PREFIX)
+"""How the names of these operators begin."""
+
 PYTHON_OPS: tuple[PyOp, ...] = (
     _binary("add", operator.add, types.add, throws.sum_),
     _binary("sub", operator.sub, types.arithmetic, throws.arithmetic),
@@ -278,6 +291,7 @@ PYTHON_OPS: tuple[PyOp, ...] = (
     PyOp(dist.OWN_NOISE, dist.own_noise, dist.same_type, _NEVER, 4, 4, rng=True, is_fresh=True),
     PyOp(dist.ENTER, dist.enter, dist.type_of_entered, _NEVER, 2, 2, is_fresh=True),
     PyOp(dist.SHARD, dist.shard, dist.type_of_part, _NEVER, 6, 6, is_fresh=True),
+    *(_steps(name) for name in recurrent_steps.CELLS),
     PyOp("py.raised", _raised, types.always_str, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS),
     PyOp("py.attempt", _attempt, types.texts, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS | {"indexed"}),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from smelt.ir import FLOAT, INT, Arg, TensorType, Type, Value, map_values, value
 from smelt.ir.sizes import current_trace, is_symbolic
 from smelt.ops.catalogue import record_of
 from smelt.ops.meta import CannotRun, data_outcome, fake_outcome, meta_outcome, symbolic_outcome
-from smelt.ops.python_ops import infer_python
+from smelt.ops.python_ops import NAMESPACES, infer_python
 from smelt.ops.registry import arguments_of, schema_of, tags_of
 from smelt.ops.scalar_reads import scalar_read
 from smelt.ops.shapes.calls import open_call
@@ -26,7 +26,7 @@ def infer(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg] | None = None)
 
     Raises: InternalError (S0902) where no way to tell works; it lists what each said.
     """
-    if op.startswith(("py.", "dist.")):
+    if op.startswith(NAMESPACES):
         return infer_python(op, args)
     scalar = scalar_read(op)
     if scalar is not None:

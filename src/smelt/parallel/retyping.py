@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from smelt.analysis import used_by
 from smelt.diag import SmeltError
 from smelt.ir import Arg, Node, Type, Value, clone_node
+from smelt.ops.python_ops import NAMESPACES
 from smelt.ops.registry import schema_of
 from smelt.ops.typing import infer
 
@@ -40,6 +41,6 @@ def types_of(node: Node, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> Sequ
         target = args[0]
         assert isinstance(target, Value)
         return [target.type]
-    if schema_of(node.op) is None and not node.op.startswith(("py.", "dist.")):
+    if schema_of(node.op) is None and not node.op.startswith(NAMESPACES):
         return [result.type for result in node.results]
     return infer(node.op, args, kwargs)

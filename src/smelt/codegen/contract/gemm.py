@@ -92,7 +92,7 @@ class GemmDriver(Driver):
     def functions(self) -> tuple[FunctionText, list[FunctionText]]:
         """The function but for its `ret`, and those that it calls."""
         tiles = {width: self._heights(width) for width in reversed(self.widths)}
-        helpers = [_strip(self.tiling, width, heights, self.walk) for width, heights in tiles.items()]
+        helpers = [strip_function(self.tiling, width, heights, self.walk) for width, heights in tiles.items()]
         for width, heights in tiles.items():
             helpers.extend(tile_function(self.tiling, height, width, self.walk) for height in heights)
         if self.lies == "rows":
@@ -194,14 +194,14 @@ class GemmDriver(Driver):
         done = fn.fresh("summed")
         for width in self.widths:
             if width == self.widths[-1]:
-                fn.do(_strip_call(width, **arguments))
+                fn.do(strip_call(width, **arguments))
                 fn.do(f"br label %{done}")
                 continue
             narrow, wider = fn.fresh("narrow"), fn.fresh("wider")
             fits = fn.let(f"icmp sle i64 {columns}, {width * tiling.lanes}", "b")
             fn.do(f"br i1 {fits}, label %{narrow}, label %{wider}")
             fn.label(narrow)
-            fn.do(_strip_call(width, **arguments))
+            fn.do(strip_call(width, **arguments))
             fn.do(f"br label %{done}")
             fn.label(wider)
         fn.label(done)
@@ -213,7 +213,7 @@ _STRIP_PARAMETERS = (
 )
 
 
-def _strip_call(width: int, **a: str) -> str:
+def strip_call(width: int, **a: str) -> str:
     return (
         f"call void @strip.{width}(ptr {a['a']}, i64 {a['a_row']}, i64 {a['a_k']}, ptr {a['b']}, "
         f"i64 {a['b_k']}, i64 {a['b_panel']}, i64 {a['k']}, ptr {a['sums']}, i64 {a['height']}, "
@@ -221,7 +221,7 @@ def _strip_call(width: int, **a: str) -> str:
     )
 
 
-def _strip(tiling: Tiling, width: int, heights: Sequence[int], walk: Walk) -> FunctionText:
+def strip_function(tiling: Tiling, width: int, heights: Sequence[int], walk: Walk) -> FunctionText:
     """All rows of a panel: tiles of the greatest height, then the lowest that holds what is left."""
     fn = FunctionText(f"strip.{width}", _STRIP_PARAMETERS, result="internal void")
     names = {"a_row": "%a.row", "a_k": "%a.k", "b": "%b", "b_k": "%b.k", "b_panel": "%b.panel", "k": "%k",

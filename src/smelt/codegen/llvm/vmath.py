@@ -67,6 +67,22 @@ class VectorMath:
             result = m.select(m.cmp("uno", x, x), x, result)
         return m.select(m.cmp("ogt", x, high), _INF, result)
 
+    def exp_or_infinite(self, x: str) -> str:
+        """e^x of normal numbers: infinite from the greatest on, about the least below it. NaN stays."""
+        m = self.m
+        low, high = (-87.0, 89.0) if self.bits == 32 else (-708.0, 710.0)
+        q, _, n = self._exp_core(m.at_least(m.at_most(x, high), low))
+        return m.mul(m.power_of_two(n), m.add(q, 1.0))
+
+    def tanh_parts(self, x: str) -> tuple[str, str]:
+        """t and s with tanh(x) = t / s, exact to the last digits near zero, too: t = +-(e^(2 |x|) - 1), s = 2 + |t|."""
+        m = self.m
+        bounded = m.at_most(m.abs(x), 10.0 if self.bits == 32 else 20.0)
+        q, _, n = self._exp_core(m.add(bounded, bounded))
+        power = m.power_of_two(n)
+        t = m.fma(power, q, m.sub(power, 1.0))
+        return m.copysign(t, x), m.add(t, 2.0)
+
     def exp2(self, x: str) -> str:
         """2^x."""
         if self.bits == 32:

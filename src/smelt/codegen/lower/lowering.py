@@ -58,6 +58,7 @@ from smelt.codegen.lower.plain import is_plain, is_plain_type
 from smelt.codegen.lower.products import lower_addmm, lower_matmul, lower_mm
 from smelt.codegen.lower.puts import lower_put
 from smelt.codegen.lower.python_nodes import lower_python
+from smelt.codegen.lower.recurrent import lower_recurrent
 from smelt.codegen.lower.regions import is_native, lower_for, lower_if, lower_while
 from smelt.codegen.lower.report import MemoryReport, Report
 from smelt.codegen.lower.result import EAGER, Layouts, Lookup, Lowered
@@ -76,6 +77,8 @@ from smelt.diag import InternalError, Options, SmeltError
 from smelt.ir import STATE_OPS, Graph, Node, TensorType, TupleType, print_node
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import no_state
+from smelt.ops.python_ops import NAMESPACES
+from smelt.ops.recurrent_steps import CELLS
 from smelt.passes.mutations import mutation_of
 from smelt.passes.overlaps import reads_what_it_writes
 from smelt.runtime.cache import code_cache
@@ -331,7 +334,9 @@ def _lower_single(ctx: Context, node: Node, nests: Nests) -> None:
     if not is_plain(node):
         _lower_mixed(ctx, node, nests)
         return
-    if node.op.startswith("dist."):
+    if node.op in CELLS and lower_recurrent(ctx, node):
+        return
+    if node.op.startswith(NAMESPACES):
         lower_python(ctx, node)
         return
     if node.op == "unpack":

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from smelt.ir import ANY, UNKNOWN_DIM, Dim, TensorType, TupleType, Type, Value
-from smelt.ops.catalogue.recurrent import OF_LAYERS, SOURCES, drops
+from smelt.ops.catalogue.recurrent import SOURCES
+from smelt.ops.catalogue.recurrent_layers import drops
 from smelt.ops.record import Call, OpRecord, Sample, library, sample
 from smelt.ops.samples import floats
 
@@ -116,7 +117,7 @@ def _layer(name: str, gates: int, states: int) -> OpRecord:
     return OpRecord(
         f"aten.{name}.data", f"torch.{name}", partial(_run_samples, gates, states), source=SOURCES[name],
         result=partial(_run, states=states), result_of_unknown=partial(_run, states=states), rng=drops,
-        why_not=OF_LAYERS,
+        why_not=library("only data say how many rows it has"),
     )  # fmt: skip
 
 

@@ -15,7 +15,8 @@ import torch
 
 from smelt.diag import InternalError
 from smelt.ir import ANY, UNKNOWN_DIM, Dim, TensorType, TupleType, Type, UnknownDim, Value
-from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Sample, Trait, library, sample, tensor_type
+from smelt.ops.catalogue.recurrent_layers import drops, lower_layer
+from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Sample, Trait, sample, tensor_type
 from smelt.ops.samples import floats
 
 _LENGTH, _BATCH, _INPUTS, _HIDDEN = 3, 2, 4, 5
@@ -23,13 +24,6 @@ SOURCES = {
     "lstm": "doi:10.1162/neco.1997.9.8.1735", "gru": "arXiv:1406.1078",
     "rnn_tanh": "doi:10.1207/s15516709cog1402_1", "rnn_relu": "arXiv:1504.00941",
 }  # fmt: skip
-
-OF_LAYERS = library("the library has whole layers; loops over steps that Python writes are compiled")
-
-
-def drops(call: Call) -> bool:
-    """Whether it draws what to drop between layers."""
-    return not (call["train"] is False or (type(call["dropout"]) in (int, float) and call["dropout"] == 0))
 
 
 def _refuse_what_does_not_fit(call: Call, gates: int) -> None:
@@ -174,7 +168,7 @@ def _record(name: str, gates: int, states: int) -> OpRecord:
         rng=drops,
         source=SOURCES[name],
         traits=Trait.SHRINKS,
-        why_not=OF_LAYERS,
+        lower=lambda b, call: lower_layer(b, call, f"rnn.{name.removeprefix('rnn_')}"),
     )
 
 
@@ -258,6 +252,8 @@ def _cell(name: str, gates: int, states: int, lower: Lowering) -> OpRecord:
     )  # fmt: skip
 
 
+RECURRENT_LAYERS = frozenset(f"aten.{name}.input" for name in SOURCES)
+"""Layers over sequences of one length."""
 RECURRENT: tuple[OpRecord, ...] = (
     _record("lstm", 4, 2),
     _record("gru", 3, 1),

@@ -1,0 +1,1 @@
+"""Recurrent layers: the kernel that runs all steps of a layer."""
