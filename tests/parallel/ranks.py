@@ -14,10 +14,10 @@ from smelt.ops.check import check
 from smelt.ops.collectives import part_of, whole_of
 from smelt.ops.evaluate import evaluate
 from smelt.ops.placements import Placement, Shard
-from smelt.parallel.local import localize
 from smelt.parallel.mesh import Mesh
 from smelt.parallel.partition import Partition, partition
 from smelt.parallel.simulate import World
+from smelt.passes.local import localize
 
 
 def parts_of(graph: Graph, ranks: int, given: Mapping[str, Placement], **more: Any) -> list[Partition]:

@@ -18,9 +18,9 @@ import pytest
 import torch
 
 import smelt
-from smelt.capture import events
 from smelt.codegen.llvm.emit import emit_object
 from smelt.codegen.llvm.profiler import profiler_text
+from smelt.diag import events
 from smelt.runtime import profiler as module
 from smelt.runtime.profiler import CAPACITY, Profiler, Word, load_profiler
 from tests.forked import smelt_forks
@@ -199,7 +199,7 @@ def test_a_later_process_has_it_without_a_compiler(tmp_path: Path) -> None:
         """
         import sys
         import smelt, torch
-        from smelt.capture import events
+        from smelt.diag import events
         for _ in range(2):
             smelt.compile(lambda x: x * 2 + 1, options={"cache_dir": FOLDER})(torch.ones(3))
         print(events.native.profiler is not None, "llvmlite" in sys.modules)

@@ -73,7 +73,7 @@ def test_more_parameters_are_no_more_to_find_out(monkeypatch: pytest.MonkeyPatch
 
 FIRST = """
 import torch, smelt
-from smelt.capture import events
+from smelt.diag import events
 assert not events.native.is_known
 f = smelt.compile(lambda x: x.sin() + 1, options={"cache_dir": CACHE})
 x = torch.ones(3)

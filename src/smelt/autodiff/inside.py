@@ -28,23 +28,25 @@ def computes_gradients(graph: Graph) -> bool:
     return any(node.op == GRADIENT for node in graph.walk())
 
 
-def write_gradients(graph: Graph, *, memory_budget: float = 1.0) -> None:
-    """Write out all gradients that a functional graph computes. memory_budget: below 1, those of long loops go back
-    from checkpoints.
+def write_gradients(graph: Graph, *, memory_budget: float = 1.0) -> tuple[Value, ...]:
+    """Write out all gradients that a functional graph computes; the values by which going back begins.
 
+    memory_budget: below 1, those of long loops go back from checkpoints.
     Raises: SmeltError (S0303) where one has no graph.
     """
     found = [node for node in graph.walk() if node.op == GRADIENT]
-    rewriter = Rewriter(graph)
+    rewriter, begun = Rewriter(graph), list[Value]()
     for number, node in enumerate(found):
         # Once: the loops that a gradient has been written as are short, and not to be nested again.
-        _write(rewriter, node, nests=memory_budget < 1 and number == 0)
+        begun += _write(rewriter, node, nests=memory_budget < 1 and number == 0)
     if found:
         spell_norms(rewriter, graph)
         drop_unused(rewriter, graph.body)
+    return tuple(begun)
 
 
-def _write(rewriter: Rewriter, node: Node, *, nests: bool) -> None:
+def _write(rewriter: Rewriter, node: Node, *, nests: bool) -> list[Value]:
+    begun: list[Value] = []
     region = node.parent
     assert region is not None
     roots, grads, wrt = node.args
@@ -59,7 +61,8 @@ def _write(rewriter: Rewriter, node: Node, *, nests: bool) -> None:
         for root, grad in zip(roots, grads, strict=True):
             assert isinstance(root, Value)
             if root in active:
-                reverse.add(root, _first(reverse.emitter, root, grad))
+                begun.append(_first(reverse.emitter, root, grad))
+                reverse.add(root, begun[-1])
         reverse.region(region)
         made = [_result(reverse, node, value) for value in wanted]
     for user in list(node.result.users):
@@ -69,6 +72,7 @@ def _write(rewriter: Rewriter, node: Node, *, nests: bool) -> None:
             rewriter.replace_all_uses(old, _laid_out(reverse.emitter, user, new, old))
         rewriter.erase(user)
     rewriter.erase(node)
+    return begun
 
 
 def _check_certain(graph: Graph, node: Node, roots: Sequence[Arg], wanted: Sequence[Value]) -> None:

@@ -28,7 +28,6 @@ from smelt._torch.state import autocast, default_dtype
 from smelt.capture.build import GraphBuilder
 from smelt.capture.detector import detecting
 from smelt.capture.dynamic.spec import SizeFacts, Spec
-from smelt.capture.events import put_aside
 from smelt.capture.gradients import begins_bare, check_gradients_left
 from smelt.capture.history import Histories, begun_inside, check_classes
 from smelt.capture.inferred import kinds_of
@@ -47,6 +46,7 @@ from smelt.capture.tree import Flattener, Tree, hidden_tensors, is_inert, is_ite
 from smelt.capture.written import Record, Written
 from smelt.capture.zeros import check_results
 from smelt.diag import CaptureError, InternalError, SmeltError, Span
+from smelt.diag.events import put_aside
 from smelt.ir import Graph
 
 

@@ -33,11 +33,11 @@ from smelt._torch.record_patches import (
     is_custom_function_call,
     tensor_base,
 )
-from smelt.capture.events import put_aside
 from smelt.capture.gradients import flag_set, record_backward, record_grad
 from smelt.capture.keeping import keeper
 from smelt.capture.recorder import Recorder
 from smelt.capture.spans import is_smelts, is_users
+from smelt.diag.events import put_aside
 
 # Each gives Python the elements, or a way to them.
 _READERS = ("tolist", "numpy", "__array__", "__repr__", "__dlpack__", "__reduce_ex__", "apply_", "map_", "map2_")

@@ -79,7 +79,12 @@ class _Foreign:
         self.name = ""
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
-        if event == "call" and not self.name and file_kind(frame.f_code.co_filename) == "user":
+        if event != "call" or self.name:
+            return
+        code, caller = frame.f_code, frame.f_back
+        if code.co_filename == "<string>" and caller is not None:
+            code = caller.f_code  # a constructor that `dataclasses` wrote is whose who calls it
+        if file_kind(code.co_filename) == "user":
             self.name = frame.f_code.co_qualname
 
 
@@ -180,7 +185,7 @@ def _is_recordable(recorder: Any, foreign: str, tensors: Iterable[torch.Tensor],
     elif torch.is_anomaly_enabled():
         what = "gradients are computed with torch.autograd.set_detect_anomaly on"
         why = "autograd names its own operators then"
-    elif torch.distributed.is_available() and torch.distributed.is_initialized():
+    elif torch.distributed.is_available() and torch.distributed.is_initialized() and not recorder.is_rank:
         what, why = "gradients are computed while processes work together", "they may be exchanged behind the program"
     elif any(id(t) in recorder.unset for t in tensors):
         what, why = "`requires_grad` of a tensor was switched off before", "only some uses of it have gradients"

@@ -11,6 +11,8 @@ import torch
 from smelt._torch.collectives import is_collective
 from smelt._torch.schemas import Schema, read_schema, tag_names
 from smelt.ops.catalogue import record_of
+from smelt.ops.collective_ops import name_of
+from smelt.ops.collectives import COLLECTIVES
 from smelt.ops.raises import may_raise_by_data
 from smelt.ops.record import nothing_written
 from smelt.ops.registry import arguments_of, by_overload
@@ -96,7 +98,7 @@ def op_info(overload: Any) -> OpInfo:
     # A list of views says so by its operand alone, `Tensor(a -> *)`.
     is_shared = any(r.alias for r in schema.returns) or any("*" in a.alias for a in schema.arguments)
     return OpInfo(
-        schema.name,
+        name_of(schema.name),
         short,
         not schema.name.startswith(_DROPPED),
         len(schema.returns),
@@ -109,7 +111,7 @@ def op_info(overload: Any) -> OpInfo:
         "maybe_aliasing_or_mutating" in tags or short in UNDECLARED_ALIAS,
         _sized_by(schema, short, tags),
         may_raise_by_data(overload),
-        is_collective(schema.name),
+        is_collective(schema.name) or name_of(schema.name) in COLLECTIVES,
     )
 
 

@@ -29,7 +29,6 @@ from typing import Any
 from torch.utils.hooks import RemovableHandle
 
 from smelt._torch.state import torch_state
-from smelt.capture.events import RECORDING, Returns, profiled
 from smelt.capture.fills import KEEPS_PROPERTY
 from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.reads_effects import (
@@ -68,6 +67,7 @@ from smelt.capture.staging.classes import asks_classes
 from smelt.capture.staging.outside import refuse_outside
 from smelt.capture.state import Place
 from smelt.diag import InternalError, Span
+from smelt.diag.events import RECORDING, Returns, profiled
 from smelt.ops.python_draws import draw_name, python_states
 
 _PYTHONS = "random"
@@ -249,6 +249,8 @@ class _Recorder:
             enter_import(self.roots, frame)
             return
         if code is HOOKS_CODE:
+            if frame.f_back is not None and is_by_recorder(frame.f_back.f_back):
+                return  # of ours, by which a rank's optimizer is saved
             place = user_site(frame)
             effect = Effect("registers a hook", code.co_qualname, None if place is None else Site(*place).span)
             self.hooks.append((frame.f_locals["self"], effect))

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from smelt._torch.annotations import ARE_COMPUTED, NAMES, annotate_held, annotations_held
 from smelt._torch.exact import MISSING
-from smelt.capture.events import Returns
 from smelt.capture.reads_effects import file_kind
 from smelt.capture.reads_facts import Site
 from smelt.capture.reads_values import is_user_class
+from smelt.diag.events import Returns
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -28,7 +28,6 @@ from smelt._torch.exact import MISSING, contents
 from smelt._torch.labels import key_labels
 from smelt._torch.leaves import GRAD_SLOT
 from smelt._torch.lru import LRU_CACHE, cached_tensors, has_tensor, results_of, table_of
-from smelt.capture.events import watched
 from smelt.capture.fills import Fills
 from smelt.capture.reads_annotations import Annotations
 from smelt.capture.reads_arguments import ArgumentHeap, argument_parts
@@ -75,6 +74,7 @@ from smelt.capture.reads_values import (
 from smelt.capture.settings import flag_of, home_in, setting_of
 from smelt.capture.staging.classes import dispatcher_of
 from smelt.capture.state import Place, held_at, in_names
+from smelt.diag.events import watched
 from smelt.ops.python_draws import PYTHONS, draw_name, numpys_generator
 
 _LAYERS = os.path.join(os.path.dirname(torch.nn.__file__), "modules", "")

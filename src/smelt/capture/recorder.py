@@ -33,7 +33,6 @@ from smelt._torch.state import default_dtype, is_any_autocast, is_grad_enabled, 
 from smelt._torch.storage import is_zero, nbytes_spanned
 from smelt.capture.dynamic.dims import sized_type
 from smelt.capture.earlier_gradients import let_go_of
-from smelt.capture.events import watched
 from smelt.capture.fills import is_filling
 from smelt.capture.gradients import Spent
 from smelt.capture.nested import NAMES as NESTED
@@ -46,7 +45,9 @@ from smelt.capture.staging.handlers import is_caught
 from smelt.capture.zeros import MAKER as ZEROS
 from smelt.capture.zeros import note_zeros
 from smelt.diag import CaptureError, InternalError, SmeltError, Span
+from smelt.diag.events import watched
 from smelt.ir import TensorType
+from smelt.ops.collectives import COLLECTIVES
 from smelt.ops.convert import dtype_from_torch, strided_copy, type_of
 from smelt.ops.python_ops import ATTEMPT_KEYWORDS
 from smelt.ops.registry import overload as found_overload
@@ -207,6 +208,7 @@ class Recorder:
     own_site: Site | None = None
     checkpoints: list[tuple[int, int]] = field(default_factory=list)
     is_unseen: bool = False
+    is_rank: bool = False
     drew_for_cache: bool = False
     kept: dict[Slot, tuple[int, StateSlot]] = field(default_factory=dict)
     spent: Spent = field(default_factory=Spent)
@@ -660,7 +662,8 @@ class Recorder:
     def _note_collective(self, info: OpInfo) -> bool:
         """Note that the program talks to other processes; whether a graph can do so."""
         self.is_unseen = True  # a second run would talk to them twice
-        if is_functional(info.name):
+        self.is_rank |= info.name in COLLECTIVES
+        if is_functional(info.name) or self.is_rank:
             return True
         self.fail(
             f"a collective of torch.distributed was called, {info.name}",

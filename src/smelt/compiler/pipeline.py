@@ -17,6 +17,7 @@ from smelt.codegen.lower.narrowing import narrowing_pays
 from smelt.compiler.recompute import recompute
 from smelt.diag import Options, SmeltError
 from smelt.ir import Graph
+from smelt.ops.collectives import COLLECTIVES
 from smelt.ops.evaluate import Lookup
 from smelt.passes.attention import attention, attention_fast
 from smelt.passes.base import Pass, PassContext
@@ -36,11 +37,13 @@ from smelt.passes.fuse_bias import fuse_bias
 from smelt.passes.hoist_invariants import hoist_invariants
 from smelt.passes.hoist_products import hoist_products
 from smelt.passes.inline import inline
+from smelt.passes.local import localize
 from smelt.passes.loop_products import loop_products
 from smelt.passes.lower_precision import lower_precision
 from smelt.passes.manager import Culprit, PassReport, Watcher, bisect, run_passes
 from smelt.passes.merge_linears import merge_linears
 from smelt.passes.order import order
+from smelt.passes.overlap import overlap
 from smelt.passes.peephole import peephole
 from smelt.passes.pool import pool
 from smelt.passes.sized import Sizes
@@ -161,7 +164,10 @@ def functional_graph(
             # Of a product in another dtype the gradient is that of the casts, too.
             detach_islands(graph)
             reports = (*reports, *run_passes(graph, (explicit_casts,), context, check=options.verify))
-        write_gradients(graph, memory_budget=options.memory_budget)
+        begun = write_gradients(graph, memory_budget=options.memory_budget)
+        if any(node.op in COLLECTIVES for node in graph.walk()):
+            localize(graph)
+            overlap(graph, begun)
     return graph, reports
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Final
 
-from smelt.capture.events import RECORDING, watched
+from smelt.diag.events import RECORDING, watched
 
 _FIRST_S: Final = 0.25  # while nobody knows how long the program takes
 _LOOK_S: Final = 0.005  # how often is looked whether that is known by now

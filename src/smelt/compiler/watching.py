@@ -9,9 +9,8 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 
-from smelt.capture import events
 from smelt.codegen.llvm.profiler import profiler_at_hand, profiler_object
-from smelt.diag import Options
+from smelt.diag import Options, events
 from smelt.runtime.cache import code_cache
 from smelt.runtime.loader import host_machine
 from smelt.runtime.profiler import load_profiler

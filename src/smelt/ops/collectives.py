@@ -14,6 +14,7 @@ Invariant: operators keep their order in a graph, since all ranks have to come t
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -28,12 +29,12 @@ from smelt.ops.record import Emitter
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "dist.all_reduce", "dist.all_gather", "dist.reduce_scatter"
 ALL_TO_ALL, ENTER, SHARD, BROADCAST = "dist.all_to_all", "dist.enter", "dist.shard", "dist.broadcast"
-START, WAIT = "dist.start_all_reduce", "dist.wait"
+START, WAIT, AGREE = "dist.start_all_reduce", "dist.wait", "dist.agree"
 SEND_ROWS, RETURN_ROWS = "dist.send_rows", "dist.return_rows"
 OWN_NOISE = "dist.own_noise"
 TAKE_ROWS, PUT_ROWS, OWN_ENDS = "dist.take_rows", "dist.put_rows", "dist.own_ends"
 COLLECTIVES = frozenset((
-    ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST, START, SEND_ROWS, RETURN_ROWS,
+    ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST, START, SEND_ROWS, RETURN_ROWS, AGREE,
 ))  # fmt: skip
 """Those that send something."""
 
@@ -75,6 +76,10 @@ class Communicator(Protocol):
         """What one rank has."""
         ...
 
+    def agree(self, said: str) -> None:
+        """Compare what this rank is about to run with what others are. Raises: SmeltError (S0643) where they differ."""
+        ...
+
     def send(self, tensor: torch.Tensor, target: int, axis: str, key: str) -> None:
         """Send to a rank of the axis without waiting for it. key: what it is, the same on both sides."""
         ...
@@ -98,9 +103,9 @@ def communicating(with_: Communicator) -> Iterator[None]:
         _here.communicator = before
 
 
-def communicator() -> Communicator:
-    """This thread's. Raises: SmeltError (S0644) where none is set."""
-    found: Communicator | None = getattr(_here, "communicator", None)
+def communicator(axis: str = "") -> Communicator:
+    """This thread's; else that of this process for an axis. Raises: SmeltError (S0644) where there is none."""
+    found: Communicator | None = getattr(_here, "communicator", None) or _of_process.get(axis)
     if found is None:
         raise SmeltError(
             "a collective has nobody to talk to", why="the graph is one rank's part of a program",
@@ -109,32 +114,53 @@ def communicator() -> Communicator:
     return found
 
 
+_of_process: weakref.WeakValueDictionary[str, Communicator] = weakref.WeakValueDictionary()
+
+
+def named_axes(with_: Communicator, axes: Sequence[str]) -> dict[str, str]:
+    """Names by which collectives of this process find a communicator from any thread: its axes' own, with a number
+    where another communicator has them already."""
+    number = 1
+    while True:
+        names = {axis: axis if number == 1 else f"{axis}#{number}" for axis in axes}
+        if all(_of_process.get(name, with_) is with_ for name in names.values()):
+            break
+        number += 1
+    _of_process.update(dict.fromkeys(names.values(), with_))
+    return names
+
+
+def own_name(axis: str) -> str:
+    """An axis as its mesh calls it, of a name of `named_axes`."""
+    return axis.partition("#")[0]
+
+
 # --- what they compute
 
 
 def all_reduce(tensor: torch.Tensor, op: str, axis: str) -> torch.Tensor:
-    return communicator().all_reduce(tensor, op, axis)
+    return communicator(axis).all_reduce(tensor, op, own_name(axis))
 
 
 def start_all_reduce(tensor: torch.Tensor, op: str, number: int, axis: str) -> torch.Tensor:
-    communicator().start_all_reduce(tensor, op, number, axis)
+    communicator(axis).start_all_reduce(tensor, op, number, own_name(axis))
     return tensor.new_empty((0,))
 
 
 def wait(begun: torch.Tensor, sizes: Sequence[int], number: int, axis: str) -> torch.Tensor:
-    return communicator().wait(number, axis)
+    return communicator(axis).wait(number, own_name(axis))
 
 
 def all_gather(
     tensor: torch.Tensor, dim: int, sizes: Sequence[int], blocks: int, rank: int, axis: str, *, entered: bool = False
 ) -> torch.Tensor:
-    return communicator().all_gather(tensor, Shard(dim, tuple(sizes), blocks), axis)
+    return communicator(axis).all_gather(tensor, Shard(dim, tuple(sizes), blocks), own_name(axis))
 
 
 def reduce_scatter(
     tensor: torch.Tensor, dim: int, sizes: Sequence[int], blocks: int, rank: int, axis: str
 ) -> torch.Tensor:
-    return communicator().reduce_scatter(tensor, Shard(dim, tuple(sizes), blocks), axis)
+    return communicator(axis).reduce_scatter(tensor, Shard(dim, tuple(sizes), blocks), own_name(axis))
 
 
 def all_to_all(
@@ -142,7 +168,7 @@ def all_to_all(
     rank: int, axis: str,
 ) -> torch.Tensor:  # fmt: skip
     had, wanted = Shard(dim, tuple(sizes), blocks), Shard(to, tuple(to_sizes), to_blocks)
-    return communicator().all_to_all(tensor, had, wanted, axis)
+    return communicator(axis).all_to_all(tensor, had, wanted, own_name(axis))
 
 
 def shard(tensor: torch.Tensor, dim: int, sizes: Sequence[int], blocks: int, rank: int, axis: str) -> torch.Tensor:
@@ -175,8 +201,14 @@ def own_noise(ones: torch.Tensor, p: float, rank: int, axis: str) -> torch.Tenso
     return kept.to(ones.dtype).div_(1 - p) if p < 1 else torch.zeros(ones.shape, dtype=ones.dtype)
 
 
+def agree(tensor: torch.Tensor, said: str, axis: str) -> torch.Tensor:
+    """The tensor, once all ranks of a mesh have come to here and say the same."""
+    communicator(axis).agree(said)
+    return tensor.clone()
+
+
 def broadcast(tensor: torch.Tensor, source: int, axis: str) -> torch.Tensor:
-    return communicator().broadcast(tensor, source, axis)
+    return communicator(axis).broadcast(tensor, source, own_name(axis))
 
 
 # --- what types they give
@@ -294,6 +326,6 @@ def gradient_of_move(b: Emitter, args: Sequence[Arg], kwargs: Mapping[str, Arg],
 Gradient: TypeAlias = Callable[[Emitter, Sequence[Arg], Mapping[str, Arg], Value], Value]
 
 GRADIENTS: Mapping[str, Gradient] = MappingProxyType({
-    ALL_REDUCE: gradient_of_sum, ENTER: gradient_of_enter, ALL_GATHER: gradient_of_gather, SHARD: gradient_of_part,
-    REDUCE_SCATTER: gradient_of_part, ALL_TO_ALL: gradient_of_move,
+    ALL_REDUCE: gradient_of_sum, AGREE: gradient_of_sum, ENTER: gradient_of_enter, ALL_GATHER: gradient_of_gather,
+    SHARD: gradient_of_part, REDUCE_SCATTER: gradient_of_part, ALL_TO_ALL: gradient_of_move,
 })  # fmt: skip

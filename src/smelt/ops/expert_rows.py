@@ -19,7 +19,7 @@ import torch
 
 from smelt.ir import Arg, DType, TensorType, Type, Value
 from smelt.ops import collectives
-from smelt.ops.collectives import PUT_ROWS, RETURN_ROWS, SEND_ROWS, TAKE_ROWS, Gradient, communicator
+from smelt.ops.collectives import PUT_ROWS, RETURN_ROWS, SEND_ROWS, TAKE_ROWS, Gradient, communicator, own_name
 from smelt.ops.placements import offsets
 from smelt.ops.record import Emitter
 
@@ -34,13 +34,13 @@ def own_ends(ends: torch.Tensor, sizes: Sequence[int], rank: int) -> torch.Tenso
 def send_rows(
     rows: torch.Tensor, ends: torch.Tensor, sizes: Sequence[int], count: int, rank: int, axis: str
 ) -> torch.Tensor:
-    return communicator().exchange_rows(rows, ends, tuple(sizes), count, axis, back=False)
+    return communicator(axis).exchange_rows(rows, ends, tuple(sizes), count, own_name(axis), back=False)
 
 
 def return_rows(
     rows: torch.Tensor, ends: torch.Tensor, sizes: Sequence[int], count: int, rank: int, axis: str
 ) -> torch.Tensor:
-    return communicator().exchange_rows(rows, ends, tuple(sizes), count, axis, back=True)
+    return communicator(axis).exchange_rows(rows, ends, tuple(sizes), count, own_name(axis), back=True)
 
 
 def take_rows(rows: torch.Tensor, ends: torch.Tensor, sizes: Sequence[int], rank: int) -> torch.Tensor:

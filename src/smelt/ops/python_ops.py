@@ -277,6 +277,7 @@ PYTHON_OPS: tuple[PyOp, ...] = (
     PyOp(dist.REDUCE_SCATTER, dist.reduce_scatter, dist.type_of_part, _NEVER, 6, 6, io=True, is_fresh=True),
     PyOp(dist.ALL_TO_ALL, dist.all_to_all, dist.type_of_moved, _NEVER, 9, 9, io=True, is_fresh=True),
     PyOp(dist.BROADCAST, dist.broadcast, dist.same_type, _NEVER, 3, 3, io=True, is_fresh=True),
+    PyOp(dist.AGREE, dist.agree, dist.type_of_entered, _NEVER, 3, 3, io=True, is_fresh=True),
     PyOp(dist.START, dist.start_all_reduce, dist.type_of_start, _NEVER, 4, 4, io=True, is_fresh=True),
     PyOp(dist.WAIT, dist.wait, dist.type_of_wait, _NEVER, 4, 4, io=True, is_fresh=True),
     PyOp(

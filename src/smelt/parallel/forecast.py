@@ -36,15 +36,15 @@ from smelt.parallel.events import (
     of_step,
 )
 from smelt.parallel.figures import TYPICAL, Figures, hops_and_bytes
-from smelt.parallel.local import localize
 from smelt.parallel.marks import Mark, Pipeline
 from smelt.parallel.mesh import Mesh
 from smelt.parallel.module import pipeline_of
 from smelt.parallel.order import Action, timeline
-from smelt.parallel.overlap import overlap
 from smelt.parallel.parted import Parted, flat, parted
 from smelt.parallel.pipeline import staged, stages_of
 from smelt.parallel.stages import enter_late, localize_stage
+from smelt.passes.local import localize
+from smelt.passes.overlap import overlap
 
 OPTIMIZERS: Mapping[str, int] = {"none": 0, "sgd": 0, "momentum": 1, "adamw": 2}
 """Tensors of a parameter's size that an optimizer keeps for it."""

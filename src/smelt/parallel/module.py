@@ -9,23 +9,27 @@ from __future__ import annotations
 
 import inspect
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
 
+from smelt.capture import is_capturing
 from smelt.capture.signature import Signature
 from smelt.compiler.tracing import trace
 from smelt.diag import Options, SmeltError, SmeltWarning, Span
 from smelt.ir import Graph, TensorType, Type, Value
-from smelt.ops.collectives import Communicator
+from smelt.ops import collective_ops
+from smelt.ops.collectives import Communicator, named_axes
 from smelt.ops.convert import type_of
 from smelt.parallel.groups import Groups
 from smelt.parallel.marks import Cut, Mark, Pipeline
 from smelt.parallel.mesh import Mesh
 from smelt.parallel.parted import Parted, PartedInference, PartedProgram, flat, parted
 from smelt.parallel.pipeline import staged
+from smelt.parallel.spelled import Kind, spelled_forward
 from smelt.parallel.stages import Pipe
 
 Copy = Callable[[], torch.nn.Module]
@@ -100,6 +104,21 @@ class PartedForward:
         self._entries: dict[Any, Entry] = {}
         self.trained = {name: p.requires_grad for name, p in module.named_parameters(remove_duplicate=False)}
         self.parameters = inspect.signature(type(module).forward)
+        self.axes = {name: name for name in mesh.names} if with_ is None else named_axes(with_, mesh.names)
+        self._kinds: list[Kind] = []
+        self._target: tuple[weakref.ref[torch.nn.Module], Callable[..., Any]] | None = None
+        collective_ops.register()
+
+    @property
+    def smelt_target(self) -> Callable[..., Any]:
+        """What a program that calls this is captured with: this rank's operators as Python."""
+        made = self._target
+        if made is None or made[0]() is not self.module:  # in a copy, of the module that it was copied from
+            made = self._target = (
+                weakref.ref(self.module),
+                spelled_forward(self.module, self._kinds, self.axes, self._positional, self._now),
+            )
+        return made[1]
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Parted:
         """Make ready for calls of which these are the whole arguments, those of all ranks together."""
@@ -117,13 +136,38 @@ class PartedForward:
         entry.pipe = self._pipe(part, whole.graph)
         inputs = whole.signature.flatten(args, kwargs)
         local = [self._local_input(part, v.name, x) for v, x in zip(whole.graph.inputs, inputs, strict=True)]
+        if entry.pipe is None and entry.why_no_gradients is None:
+            self._kinds.append(self._kind(entry, args, kwargs))
+            self._target = None
+            if self.with_ is not None:
+                _ = self.smelt_target  # before a program that calls it is captured
         self._entries[_key(local, whole.signature, self.flags())] = entry
         return part
+
+    def _kind(self, entry: Entry, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kind:
+        """A kind of call as a program calls it that is captured. args, kwargs: those of all ranks together."""
+        names = dict(zip(map(id, entry.signature.flatten(args, kwargs)), entry.whole_inputs, strict=True))
+
+        def local(x: Any) -> Any:
+            name = names.get(id(x))
+            return x if name is None else self._local_input(entry.part, name, x)
+
+        said = f"call {len(self._entries)}, gradients"
+        return Kind(
+            entry.part.graph, entry.signature, mapped(args, local), mapped(dict(kwargs), local),
+            (f"{said} False", f"{said} True"), {p: entry.lookup(k, p) for k, p in entry.places if k == "captured"},
+            {path: module.training for path, module in self.module.named_modules()},
+        )  # fmt: skip
 
     def _local_input(self, part: Parted, name: str, whole: Any) -> Any:
         return part.local(name, whole) if isinstance(whole, torch.Tensor) and name in part.inputs else whole
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if is_capturing():
+            return self.smelt_target(*args, **kwargs)
+        return self._now(args, kwargs)
+
+    def _now(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         args, given = self._positional(args, kwargs)
         entry, inputs = self._found(args, given)
         inputs = _row_major(entry, inputs)

@@ -21,13 +21,13 @@ from smelt.ir import STATE_OPS, Graph, TensorType, Value, is_under, values_in
 from smelt.ops import collectives as dist
 from smelt.ops.collectives import OWN_NOISE, Communicator, communicating, part_of, shard_of
 from smelt.ops.placements import Placement, Shard, evenly
-from smelt.parallel.local import localize
 from smelt.parallel.marks import Batch, Divide, Fork, Mark, Pipeline, Stored
 from smelt.parallel.mesh import Mesh
 from smelt.parallel.native import native_of
-from smelt.parallel.overlap import overlap
 from smelt.parallel.partition import partition
 from smelt.parallel.syncs import check_syncs, syncs_of
+from smelt.passes.local import localize
+from smelt.passes.overlap import overlap
 
 
 @dataclass(slots=True)

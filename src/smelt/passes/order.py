@@ -14,6 +14,7 @@ from heapq import heapify, heappop, heappush
 from smelt.analysis import Aliases, alias_analysis, dependence, is_static, nbytes, used_by
 from smelt.analysis.dependence import Dependence
 from smelt.ir import STATE_OPS, Graph, Node, Region, Value, values_in
+from smelt.ops.collectives import START, WAIT
 from smelt.ops.effects import effects
 from smelt.passes.base import Pass, PassContext, Peak
 from smelt.rewrite import Rewriter
@@ -181,8 +182,17 @@ def _predecessors(source: list[Node], needs: dict[Node, set[Value]], aliases: Al
     last_effect: Node | None = None
     last_write: dict[Value, Node] = {}
     touched_since: dict[Value, list[Node]] = {}
+    # What is computed beside a message stays there: `passes.overlap` has decided it.
+    fence: Node | None = None
+    behind: list[Node] = []
     for node in source:
         before = {v.node for v in needs[node] if v.node is not None and v.node in here}
+        if fence is not None:
+            before.add(fence)
+        if node.op in (START, WAIT):
+            before.update(behind)
+            fence, behind = node, []
+        behind.append(node)
         effect = effects(node)
         touched = aliases.of_all((*needs[node], *node.results)) & aliases.written
         written = aliases.of_all(effect.writes)

@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from smelt.capture.events import RECORDING, profiled, watched
 from smelt.capture.reads_effects import OUTSIDE, SUSPECT_NAMES, acting_site, builtin_effect, code_effect, file_kind
 from smelt.capture.spans import Site
 from smelt.capture.staging import current
 from smelt.capture.staging.stops import OUTSIDE_OF_PYTHON, CannotStage
+from smelt.diag.events import RECORDING, profiled, watched
 
 _READING = frozenset(("read", "readline", "readlines", "readinto", "seek", "tell"))
 _WRITING = frozenset("wax+")

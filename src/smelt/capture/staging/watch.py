@@ -25,13 +25,13 @@ from typing import Any
 
 import torch
 
-from smelt.capture.events import watched
 from smelt.capture.reads_values import home_of, owner_kind
 from smelt.capture.spans import is_smelts, is_users
 from smelt.capture.staging.classes import asks_classes, asks_types, is_other_object, is_stand_in
 from smelt.capture.staging.stops import Again, CannotStage
 from smelt.capture.staging.symbols import is_staged
 from smelt.capture.staging.views import StagedSequence
+from smelt.diag.events import watched
 
 _INNER, _CONVERTED, _FOREIGN = range(3)
 _DEPTH, _MOST_ITEMS = 3, 256

@@ -25,6 +25,7 @@ from itertools import groupby
 
 from smelt.codegen.python.expressions import calls, expression, helpers, modules
 from smelt.ir import Arg, Device, DType, Graph, Layout, MemoryFormat, Node, Region, TensorType, Value, values_in
+from smelt.ops.collective_ops import NAMESPACE
 from smelt.ops.modes import context_texts
 
 _DTYPES = {
@@ -35,6 +36,7 @@ _DTYPES = {
     DType.F8E4M3FNUZ: "float8_e4m3fnuz", DType.F8E5M2FNUZ: "float8_e5m2fnuz", DType.F8E8M0FNU: "float8_e8m0fnu",
     DType.QI8: "qint8", DType.QU8: "quint8", DType.QI32: "qint32",
 }  # fmt: skip
+_SPACES = {"dist": NAMESPACE}
 _NAMES_TAKEN = frozenset((*keyword.kwlist, *dir(builtins), "torch", "state", "inf", "nan", "forward"))
 
 
@@ -84,7 +86,7 @@ class _Writer:
         head = [f"# {line}" for line in heading.splitlines()]
         head += [*(f"import {name}" for name in self.modules), *([""] if self.modules else [])]
         head += ["import torch", "from torch import inf, nan", ""]
-        head += [f"{space} = torch.ops.{space}" for space in self.namespaces]
+        head += [f"{space} = torch.ops.{_SPACES.get(space, space)}" for space in self.namespaces]
         parts = ["\n".join(head), *self.helpers.values()]
         parts += ["\n".join(f.lines) for f in self.functions]
         parts.append("\n".join([f"def forward(state{inputs}):", *forward.lines, f"    return ({outputs})"]))

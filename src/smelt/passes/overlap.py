@@ -1,12 +1,13 @@
-"""When a rank's sums over ranks are sent: gradients while the rest of backward is computed, small ones together.
+"""When a rank's sums over ranks are sent: gradients while what waits for no sum is computed, small ones together.
 
     %3 = dist.all_reduce(%2, "sum", "tp")        %3t = dist.start_all_reduce(%2, "sum", 0, "tp")
     %4 = aten.mm.default(%3, %w)                 %9 = aten.mm.default(%g, %x)       a weight's gradient, meanwhile
     %9 = aten.mm.default(%g, %x)                 %3 = dist.wait(%3t, [8, 64], 0, "tp")
                                                  %4 = aten.mm.default(%3, %w)
 
-What no sum waits for (gradients of weights, mostly) is computed behind the start of the next sum: the longer that
-takes, the less a rank waits for one that comes later. Gradients that are results, each of few bytes, share one message.
+What no sum waits for (gradients of weights, and in a whole step of training their updates) is computed behind the start
+of the next sum: the longer that takes, the less a rank waits for one that comes later. Sums of few bytes share one
+message, as long as nothing uses them.
 
 Invariant: starts stand in the order in which the sums stood, on every rank the same.
 """
@@ -55,11 +56,17 @@ def _reached(graph: Graph, values: Collection[Value]) -> dict[Node, None]:
 
 
 def _share_messages(graph: Graph, late: Collection[Node]) -> None:
+    """Let sums of few bytes that nothing has used yet share a message with the next ones."""
     rewriter = Rewriter(graph)
     emitter = GraphEmitter(rewriter.builder, rewriter.adopt)
     groups: dict[tuple[object, ...], list[Node]] = {}
     for node in list(late):
-        if not _is_small_result(graph, node):
+        used = set(used_by(node))
+        for group in groups.values():
+            if any(one.result in used for one in group):
+                _shared(rewriter, emitter, group)
+                group.clear()
+        if node.op != dist.ALL_REDUCE or node.args[1] != "sum" or nbytes(node.result) > SMALL:
             continue
         source = node.args[0]
         assert isinstance(source, Value) and isinstance(source.type, TensorType)
@@ -70,12 +77,6 @@ def _share_messages(graph: Graph, late: Collection[Node]) -> None:
         group.append(node)
     for group in groups.values():
         _shared(rewriter, emitter, group)
-
-
-def _is_small_result(graph: Graph, node: Node) -> bool:
-    if node.op != dist.ALL_REDUCE or node.args[1] != "sum" or any(user is not graph.body for user in node.result.users):
-        return False
-    return nbytes(node.result) <= SMALL
 
 
 def _shared(rewriter: Rewriter, b: GraphEmitter, group: Sequence[Node]) -> None:
@@ -122,59 +123,68 @@ def _begun(graph: Graph, late: Collection[Node]) -> set[Node]:
 
 @dataclass(slots=True)
 class _Order:
-    """late: what belongs to backward. fillers: what is to be computed beside a sum."""
+    """late: what belongs to backward. fillers: what is to be computed beside a sum, each with the number of writes
+    before it."""
 
     graph: Graph
     late: Collection[Node]
     starts: Collection[Node]
     done: list[Node] = field(default_factory=list)
     seen: set[Node] = field(default_factory=set)
-    fillers: list[Node] = field(default_factory=list)
+    fillers: list[tuple[int, Node]] = field(default_factory=list)
 
     def made(self) -> list[Node]:
         """All nodes of the body: each wait where its sum is first used, or at the end."""
-        free = self._free()
         nodes = list(self.graph.body)
+        self.fillers = self._free(nodes)
+        free, writes = {node for _, node in self.fillers}, 0
         for node in nodes:
-            if node in free:
-                self.fillers.append(node)
-                continue
-            if node.op == dist.WAIT:
+            if node in free or node.op == dist.WAIT:
                 continue
             if effects(node).writes:
-                for one in self.fillers:  # what it writes to may be what they read
-                    self._add(one)
-                self.fillers.clear()
+                for number, one in self.fillers:  # what it writes to may be what they read
+                    if number == writes:
+                        self._add(one)
+                writes += 1
             self._add(node)
             if node in self.starts:
-                self._fill()
-        for node in [*self.fillers, *nodes]:
+                self._fill(writes)
+        for node in nodes:
             self._add(node)
         return self.done
 
-    def _free(self) -> set[Node]:
-        """What no start depends on, and does nothing but give its results."""
+    def _free(self, nodes: Sequence[Node]) -> list[tuple[int, Node]]:
+        """What no start depends on, and does nothing but give its results; what stands before them all stays there."""
         needed = set(self.starts)
-        for node in reversed(list(self.graph.body)):
+        for node in reversed(nodes):
             if node in needed:
                 needed.update(value.node for value in used_by(node) if value.node is not None)
-        own = (dist.START, dist.WAIT)
-        return {
-            node for node in self.late
-            if node not in needed and node.op not in own and effects(node).is_pure and not effects(node).may_throw
-        }  # fmt: skip
+        found, writes, has_begun = list[tuple[int, Node]](), 0, False
+        for node in nodes:
+            does = effects(node)
+            writes += bool(does.writes)
+            has_begun = has_begun or node in self.late
+            # An update's numbers (of its step) fail on all ranks, or on none.
+            is_safe = not does.may_throw or not any(isinstance(r.type, TensorType) for r in node.results)
+            is_free = does.is_pure and is_safe and node.op not in (dist.START, dist.WAIT)
+            if has_begun and is_free and node not in needed:
+                found.append((writes, node))
+        return found
 
-    def _fill(self) -> None:
+    def _fill(self, writes: int) -> None:
         """Compute beside a sum what is there to be computed."""
-        left: list[Node] = []
-        for node in self.fillers:
+        left = []
+        for number, node in self.fillers:
             if node in self.seen:
                 continue
-            if all(v.node is None or v.node in self.seen for v in used_by(node)):
+            if number <= writes and all(self._is_there(value) for value in used_by(node)):
                 self._put(node)
             else:
-                left.append(node)
+                left.append((number, node))
         self.fillers = left
+
+    def _is_there(self, value: Value) -> bool:
+        return value.node is None or value.node in self.seen or value.node.parent is not self.graph.body
 
     def _add(self, node: Node) -> None:
         """A node, behind what it needs."""
