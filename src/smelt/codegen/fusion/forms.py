@@ -15,8 +15,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from smelt.codegen.fusion.promote import NUMBER_TYPES
 from smelt.ir import Node, TensorType, Value
 from smelt.ops.meta import call_key
+from smelt.ops.python_numbers import FITS
 
 if TYPE_CHECKING:
     from smelt.codegen.fusion.groups import Facts
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 class Form:
     """The key of a group, and the number of each of its values.
 
-    exact: whether its nest follows from the key and from where its operands lie. What makes a number of the run, which
-    a rule may look at, is not part of the key.
+    exact: whether its nest follows from the key and from where its operands lie. Of what makes a number of the run, the
+    key has what a rule looks at: the dtype whose range it is known to be in.
     """
 
     key: Hashable
@@ -62,6 +64,8 @@ class Forms:
                     add(value.node)
                 elif value in facts.numbers:
                     parts.append(self._number(value))
+                elif value not in inside and value.type in NUMBER_TYPES:
+                    parts.append(self._range(value))
                 elif value not in inside and not isinstance(value.type, TensorType):
                     exact = False
             return found
@@ -90,6 +94,15 @@ class Forms:
             node = value.node
             key = None if node is None else (node.op, repr(node.args), repr(node.kwargs))
             found = self._numbers[value] = -1 - self._id(("number", value.type, key))
+        return found
+
+    def _range(self, value: Value) -> int:
+        """What is known of a number of the run, as one that is below 0."""
+        found = self._numbers.get(value)
+        if found is None:
+            node = value.node
+            dtype = node.args[1] if node is not None and node.op == FITS else None
+            found = self._numbers[value] = -1 - self._id(("range", value.type, dtype))
         return found
 
     def _id(self, key: Hashable) -> int:
