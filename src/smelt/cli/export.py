@@ -27,7 +27,9 @@ def export(
     ] = "",
     size: Annotated[
         list[str] | None,
-        typer.Option("--size", show_default=False, help="An entry point for these of the free sizes alone: batch=1,tokens=128."),
+        typer.Option(
+            "--size", show_default=False, help="An entry point for these of the free sizes alone: batch=1,tokens=128."
+        ),
     ] = None,
     onnx: Annotated[
         Path | None, typer.Option("--onnx", help="Write an ONNX model to this file instead.", show_default=False)
