@@ -16,6 +16,7 @@ import torch
 
 import smelt
 from smelt.runtime.ingot.archive import Archive, write_archive
+from smelt.runtime.ingot.json_text import dumps, loads
 from smelt.runtime.ingot.manifest import FORMAT, NAME, WEIGHTS
 from tests.ingots.fuzz import archive_of, entries_of, read_changed, with_digests
 from tests.ingots.programs import Tied
@@ -192,3 +193,12 @@ class TestChangedAtRandom:
         for seed in range(10):
             subprocess.run([sys.executable, "-c", code, str(seed)], check=True, cwd=Path(__file__).parents[2])
         assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 4 << 20  # kilobytes
+
+
+def test_whole_numbers_have_64_bits() -> None:
+    """Of both signs' kinds, whatever stands beside them in the text."""
+    for number in (0, -1, 10**18, 2**63 - 1, -(2**63), 2**64 - 1):
+        assert loads(memoryview(dumps([number, "9" * 30, 0.5])), "manifest.json").value[0] == number
+    for number in (2**64, -(2**63) - 1, 10**40):
+        with pytest.raises(smelt.PackageError, match="beyond 64 bits"):
+            loads(memoryview(dumps({"a": [number]})), "manifest.json")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from smelt.diag import records
 from smelt.diag.records import distinct_record, record
 
 frozen: Callable[[type], type] = dataclass(frozen=True, slots=True)
@@ -94,6 +95,19 @@ def test_as_a_dataclass(of: Any, pair: tuple[Any, Any]) -> None:
     calls = [((), {})] if of is empty else [((1,), {}), ((1, 2), {}), ((), {"a": 1, "b": 3})]
     for args, kwargs in calls:
         assert seen(of(pair[0]), args, kwargs) == seen(of(pair[1]), args, kwargs)
+
+
+@pytest.mark.parametrize("of", [plain, nested, spelled])
+def test_many_are_as_few(of: Any) -> None:
+    """Behind some, another constructor makes them."""
+    ours, theirs = of(record), of(frozen)
+    for a in range(3 * records._FEW):
+        args, kwargs = ((a, a + 1), {}) if a % 2 else ((), {"a": a})
+        assert [getattr(ours(*args, **kwargs), n) for n in theirs.__match_args__] == [
+            getattr(theirs(*args, **kwargs), n) for n in theirs.__match_args__
+        ]
+    assert records.names_of(ours) == tuple(each.name for each in fields(theirs)) == records.names_of(theirs)
+    assert records.names_of(int) is None
 
 
 @record

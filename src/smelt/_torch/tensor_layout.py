@@ -15,7 +15,6 @@ Source: none but the tensors themselves; c10/core/TensorImpl.h tells what there 
 from __future__ import annotations
 
 import ctypes
-import sysconfig
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -24,6 +23,7 @@ import torch
 
 from smelt._torch import handles, shim
 from smelt._torch.storage import nbytes_spanned
+from smelt.diag.interpreter import is_free_threaded
 from smelt.diag.records import record
 
 LAYOUT = "tensor layout"
@@ -148,7 +148,7 @@ def _found() -> TensorLayout | None:
 
 def tensor_layout() -> TensorLayout | None:
     """The layout in this process, or None where it is not what it is thought to be."""
-    if shim.is_hidden(LAYOUT) or sysconfig.get_config_var("Py_GIL_DISABLED"):
+    if shim.is_hidden(LAYOUT) or is_free_threaded():
         return None
     return _found()
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import sysconfig
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 from smelt._torch import busy, shim
 from smelt._torch.tensor_layout import TensorLayout, tensor_layout
 from smelt.diag import SmeltError
+from smelt.diag.interpreter import is_free_threaded
 from smelt.diag.records import record
 from smelt.runtime.entry_guards import Guards, native_guards
 from smelt.runtime.entry_table import (
@@ -312,7 +312,7 @@ def _block_words(layout: TensorLayout, dispatcher: type, slow: Callable[..., Any
 
 def layout_is_known(dispatcher: type) -> bool:
     """Whether Python's own objects are laid out as the emitted code reads them."""
-    if sysconfig.get_config_var("Py_GIL_DISABLED") or ctypes.sizeof(ctypes.c_void_p) != 8:
+    if is_free_threaded() or ctypes.sizeof(ctypes.c_void_p) != 8:
         return False
     members = (1.5, "x", b"y")
     probe = _Table(b"8 bytes.")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-import sysconfig
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from smelt._torch.exact import MISSING, same, still
+from smelt.diag.interpreter import is_free_threaded
 from smelt.diag.records import record
 
 _STAMP_OFFSET = 24  # PyDictObject: object header (16), ma_used (8), ma_version_tag
@@ -129,7 +129,7 @@ def lookup_path(cls: type, name: str) -> list[tuple[type, Any]]:
 
 def _is_known_build() -> bool:
     """Whether objects lie in memory as in CPython with its lock, with 64 bits a word."""
-    is_free = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+    is_free = is_free_threaded()
     return sys.implementation.name == "cpython" and not is_free and ctypes.sizeof(ctypes.c_void_p) == 8
 
 

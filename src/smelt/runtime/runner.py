@@ -6,7 +6,6 @@ Invariant: a frame serves one run at a time, and every handle that a run makes i
 from __future__ import annotations
 
 import ctypes
-import sysconfig
 import threading
 import weakref
 from bisect import bisect_right
@@ -21,6 +20,7 @@ import torch
 from smelt._torch import handles, shim
 from smelt._torch.autocast import no_autocast
 from smelt.diag import InternalError, Miss
+from smelt.diag.interpreter import is_free_threaded
 from smelt.diag.records import record
 from smelt.runtime.encode import encode
 from smelt.runtime.encoded import Encoded
@@ -415,7 +415,7 @@ def _python_address(name: str) -> int:
 @cache
 def _layout_is_known() -> bool:
     """Whether objects of this interpreter keep their type, and bytes their content, where the builtin looks."""
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+    if is_free_threaded():
         return False
     probe = _Context(b"8 bytes.")
     content = ctypes.string_at(id(probe) + BYTES_OFFSET, 8)

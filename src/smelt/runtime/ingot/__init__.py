@@ -1,7 +1,7 @@
 """Ingots: saved programs in one file, read with what a shipped model needs and nothing more. See docs/ingots.md.
 
-`natives` and `abi`, and with them all that runs plans, are imported when they are first asked for: opening a file,
-reading its weights and its graph need none of it.
+`natives` and `abi`, and with them all that runs plans, are imported with the first file that has native code: reading
+weights and graphs needs none of it.
 """
 
 import importlib as _importlib
@@ -11,7 +11,14 @@ from typing import Any as _Any
 if TYPE_CHECKING:
     from smelt.runtime.ingot import abi, natives
 
-__all__ = ["abi", "natives"]
+__all__ = ["abi", "natives", "prepare"]
+
+
+def prepare() -> None:
+    """Import what runs plans, so that a program's first call has not to."""
+    for name in ("natives", "abi"):
+        _importlib.import_module(f"{__name__}.{name}")
+
 
 if not TYPE_CHECKING:  # a type checker has the imports above
 

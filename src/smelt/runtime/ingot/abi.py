@@ -7,9 +7,9 @@ left alone and the program is compiled again from its graph.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import fields
 from functools import lru_cache
 
+from smelt.diag.records import names_of
 from smelt.runtime import filters, plan, recipes, table
 from smelt.runtime.ingot import held_json
 
@@ -24,6 +24,7 @@ def abi() -> str:
     shown = [f"{enum.__name__}.{name}={int(value)}" for enum in enums for name, value in enum.__members__.items()]
     records = [getattr(module, name) for module in (plan, recipes, filters, held_json) for name in sorted(vars(module))]
     for record in records:
-        if isinstance(record, type) and hasattr(record, "__dataclass_fields__"):
-            shown.append(f"{record.__name__}({', '.join(field.name for field in fields(record))})")
+        names = names_of(record) if isinstance(record, type) else None
+        if names is not None:
+            shown.append(f"{record.__name__}({', '.join(names)})")
     return hashlib.sha256("\n".join([str(_MEANING), *shown]).encode()).hexdigest()[:32]

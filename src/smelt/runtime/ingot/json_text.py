@@ -7,6 +7,7 @@ entry and the place in it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
@@ -16,6 +17,8 @@ from smelt.runtime.ingot.errors import broken
 TEXT_LIMIT = 64 << 20
 _DEPTH_LIMIT = 64
 _INT_LIMIT = 1 << 63
+_ONE_INT = frozenset((int,))
+_LONG = re.compile(r"(?<![\w.])(?:\d{20}|9\d{18})", re.ASCII)
 
 
 def dumps(value: Any) -> bytes:
@@ -31,7 +34,9 @@ def loads(data: memoryview, entry: str) -> Part:
     _check_depth(raw, entry)
     try:
         text = raw.decode("ascii")
-        value = json.loads(text, object_pairs_hook=_no_key_twice, parse_int=_int, parse_constant=_no_constant)
+        # Where no number has so many digits, each is within 64 bits.
+        parse_int = _int if _LONG.search(text) else None
+        value = json.loads(text, object_pairs_hook=_no_key_twice, parse_int=parse_int, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise broken(entry, f"it is no JSON of an ingot: {error}") from None
     return Part(value, entry)
@@ -131,9 +136,12 @@ class Part:
 
     def ints(self, low: int = 0, high: int = _INT_LIMIT - 1) -> tuple[int, ...]:
         """A list of whole numbers within bounds."""
-        if type(self.value) is not list or any(type(n) is not int or not low <= n <= high for n in self.value):
+        found = self.value
+        if type(found) is not list or not _ONE_INT.issuperset(map(type, found)):
             raise self.bad(f"is no list of whole numbers from {low} to {high}")
-        return tuple(self.value)
+        if found and not (low <= min(found) and max(found) <= high):
+            raise self.bad(f"is no list of whole numbers from {low} to {high}")
+        return tuple(found)
 
     def keys(self, *names: str) -> list[Part]:
         """The values of an object that has these keys and no others, in this order."""

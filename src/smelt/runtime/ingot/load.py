@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 import torch
 
 from smelt.diag.collector import full_collections_later
+from smelt.runtime import ingot
 from smelt.runtime.ingot.contents import from_bytes, open_file
 from smelt.runtime.ingot.program import LoadedProgram
 from smelt.runtime.ingot.signature import Secret, Verifies, check, read_signature
@@ -67,6 +68,8 @@ def _loaded(
         contents = from_bytes(bytes(data), verify=verify)
     by_name = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in classes}
     program = LoadedProgram(contents, allow_native=allow_native, classes=by_name)
+    if allow_native and contents.manifest.kernels:
+        ingot.prepare()
     if map_location is not None:
         program.to(torch.device(map_location))
     return program
