@@ -22,7 +22,7 @@ import torch.distributed as dist
 from smelt._torch import checkpoints
 from smelt.diag import SmeltError
 from smelt.parallel.groups import Groups
-from smelt.parallel.state import Lies, layout_of, watch
+from smelt.parallel.state import Lies, Nothing, layout_of, watch
 
 AnyPath = str | os.PathLike[str]
 
@@ -129,7 +129,7 @@ def _optimizer_wanted(
     if not any(name.startswith("optim.") for name in names):
         return wanted, ["it has no state of an optimizer"]
     for group, paths in _groups(module, optimizer):
-        for path in paths:
+        for path in filter(None, paths):
             lies = layout.tensors.get(path) if layout is not None else None
             for name in _under(f"optim.state.{path}.", names):
                 wanted[name] = _place(names[name], lies, module.get_parameter(path).device, layout)
@@ -164,17 +164,22 @@ def _under(prefix: str, names: Mapping[str, Any]) -> list[str]:
 # --- optimizers
 
 
-def _groups(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """An optimizer's groups, with the names of their parameters. Raises: SmeltError (S0645)."""
+def _groups(
+    module: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[dict[str, Any], list[str | None]]]:
+    """An optimizer's groups, with the names of their parameters; none for what stands for none.
+
+    Raises: SmeltError (S0645).
+    """
     names = {id(p): name for name, p in module.named_parameters()}
     for group in optimizer.param_groups:
-        if any(id(p) not in names for p in group["params"]):
+        if any(id(p) not in names and not isinstance(p, Nothing) for p in group["params"]):
             raise SmeltError(
                 "the optimizer has a parameter that the module does not have", code="S0645",
                 why="a checkpoint knows parameters by the module's names",
                 fix="make the optimizer from the module's parameters",
             )  # fmt: skip
-        yield group, [names[id(p)] for p in group["params"]]
+        yield group, [names.get(id(p)) for p in group["params"]]
 
 
 def _state_of(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -184,6 +189,8 @@ def _state_of(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict
     made: dict[str, Any] = {}
     for group, (_, paths) in zip(state["param_groups"], _groups(module, optimizer), strict=True):
         for number, path in zip(group["params"], paths, strict=True):
+            if path is None:
+                continue
             made |= {f"state.{path}.{name}": value for name, value in state["state"].get(number, {}).items()}
             made |= {f"param_groups.{path}.{name}": value for name, value in group.items() if name != "params"}
     return made
@@ -201,6 +208,9 @@ def _optimizer_state(
         own["params"] = list(range(number, number + len(paths)))
         groups.append(own)
         for path in paths:
+            if path is None:
+                number += 1
+                continue
             prefix, flat = f"optim.state.{path}.", {}
             for name in _under(prefix, state):
                 inside = tuple(places.get(name, ()))[2:]  # what lies in a dictionary of the state

@@ -87,7 +87,7 @@ def parted(graph: Graph, mesh: Mesh, rank: int, marks: Sequence[Mark], ties: Map
     for axis in _in_order(mesh, marks):
         ranks = mesh.extent(axis)
         own = [mark for mark in marks if getattr(mark, "axis", "") == axis]
-        given, gathered = _given(found.graph, axis, ranks, own, ties)
+        given, gathered = _given(found.graph, axis, ranks, own, ties, _uneven(found))
         batch = any(isinstance(mark, Batch) for mark in own)
         wanted = syncs_of(found.graph, own, ranks)
         outputs: list[Placement | None] | None = [None] * len(graph.outputs) if batch else None
@@ -167,10 +167,30 @@ def _rank_of(mark: Mark) -> int:
     return 1 if isinstance(mark, Batch | Stored | Fork) else 0
 
 
+def _uneven(part: Parted) -> dict[tuple[str, int], str]:
+    """The dimensions, by input or path, of which ranks have unequal shares along an axis: that axis."""
+    places = (*part.inputs.items(), *part.state.items())
+    return {
+        (name, shard.dim): axis for name, lies in places for axis, shard in lies.items() if not shard.is_even
+    }  # fmt: skip
+
+
+def _check_again(name: str, at: Shard, mark: Mark, uneven: Mapping[tuple[str, int], str]) -> None:
+    """Raises: SmeltError (S0641) where a dimension is divided once more of which ranks have unequal shares."""
+    other = uneven.get((name, at.dim))
+    if other is not None:
+        raise SmeltError(
+            f"dimension {at.dim} of {name} cannot be divided along {getattr(mark, 'axis', '')!r}, too",
+            getattr(mark, "where", None), why=f"its shares along {other!r} are not equal", code="S0641",
+            fix="use sizes that the ranks divide evenly, or another dimension",
+        )  # fmt: skip
+
+
 def _given(
-    graph: Graph, axis: str, ranks: int, marks: Sequence[Mark], ties: Mapping[str, str]
-) -> tuple[dict[str, Placement], frozenset[str]]:
-    """How inputs and state lie along an axis, and what of it is used whole."""
+    graph: Graph, axis: str, ranks: int, marks: Sequence[Mark], ties: Mapping[str, str],
+    uneven: Mapping[tuple[str, int], str],
+) -> tuple[dict[str, Placement], frozenset[str]]:  # fmt: skip
+    """How inputs and state lie along an axis, and what of it is used whole. uneven: as of `_uneven`."""
     types = {v.name: v.type for v in graph.inputs}
     nodes = [n for n in graph.walk() if n.op in STATE_OPS]
     state = {str(n.args[0]): n.result.type for n in nodes}
@@ -184,19 +204,24 @@ def _given(
             if path is None:
                 continue  # the program does not use it
             _check_twice(said, path, mark)
-            given[path] = _shard(mark, state[path], ranks)
+            given[path] = at = _shard(mark, state[path], ranks)
+            _check_again(path, at, mark, uneven)
             said[path] = mark
     gathered: set[str] = set()
     for mark in marks:
         if isinstance(mark, Stored):
             for path, type_ in state.items():
-                if path in given or path not in parameters or not is_under(path, mark.path):
+                if path in given or path not in parameters or not is_under(path, mark.path) or (path, 0) in uneven:
                     continue
                 if isinstance(type_, TensorType) and type_.sizes and type_.sizes[0] >= ranks:
                     given[path] = Shard(0, evenly(type_.sizes[0], ranks))
                     gathered.add(path)
         elif isinstance(mark, Batch):
-            given |= batches(mark, types, ranks)
+            shares = batches(mark, types, ranks)
+            for name, share in shares.items():
+                assert isinstance(share, Shard)
+                _check_again(name, share, mark, uneven)
+            given |= shares
     return given, frozenset(gathered)
 
 

@@ -235,7 +235,7 @@ class _Local:
         if not lies:
             return _whole_cotangent(number, output)
         shape = list(output.shape)
-        for shard in lies.values():
+        for shard in reversed(lies.values()):  # the first one is of the whole
             shape[shard.dim] = shard.total
         whole = _whole_cotangent(number, output.new_empty(shape))
         return self.part.of_output(number, whole)

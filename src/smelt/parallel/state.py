@@ -210,6 +210,24 @@ def _module_given(
 # --- optimizers
 
 
+class Nothing(torch.nn.Parameter):
+    """Stands for the parameters of a rank that has none: an optimizer refuses an empty list."""
+
+
+def stand_in(module: torch.nn.Module) -> None:
+    """Let `parameters()` give something to an optimizer, of a module whose rank trains none: a stage of functions only.
+    `named_parameters` and `state_dict` do not have it."""
+    if any(p.requires_grad for p in module.parameters()):
+        return
+    nothing = Nothing(torch.empty(0))
+
+    def parameters(recurse: bool = True) -> Iterator[torch.nn.Parameter]:
+        yield from type(module).parameters(module, recurse)
+        yield nothing
+
+    module.__dict__["parameters"] = parameters
+
+
 def _owners(optimizer: torch.optim.Optimizer) -> dict[int, tuple[str, Layout, Lies]]:
     """Of an optimizer's divided parameters, by identity: name, the module's layout, and how it lies."""
     found = {}

@@ -18,7 +18,7 @@ from smelt.parallel.module import PartedForward, Wholes, divide_state, whole_pro
 from smelt.parallel.parted import Parted
 from smelt.parallel.pipeline import Pipelined, staged
 from smelt.parallel.proof import Optimizer, Proof, prove, sgd
-from smelt.parallel.state import Layout, lay_out
+from smelt.parallel.state import Layout, lay_out, stand_in
 from smelt.scheduling import copying
 from smelt.scheduling.parallel_steps import marks_of
 from smelt.scheduling.state import State
@@ -83,6 +83,8 @@ def _on_rank(
     if layout is not None:
         lay_out(module, layout)
     module.__dict__["forward"] = forward
+    if any(forward.trained.values()):
+        stand_in(module)
     return module, part
 
 

@@ -36,6 +36,27 @@ class OnRanks(OnModule):
             )
         return axis
 
+    def free_axis(self, draft: Draft, arguments: Mapping[str, Any]) -> str:
+        """The axis that is meant, along which no other step has stages, or that no other step divides along.
+
+        Raises: ScheduleError (S0607, S0641).
+        """
+        axis, has_stages = self.axis(arguments), self.name == "pipeline"
+        for other in marks_of(draft.state_before):
+            if isinstance(other, Pipeline) and (has_stages or other.axis == axis):
+                raise ScheduleError(
+                    "the model has stages already" if has_stages else f"the ranks of {axis!r} have stages",
+                    why=f"{other.stages} along {other.axis!r}, at {other.where}"
+                    + ("" if has_stages else ": each runs other layers, so they have nothing in common to divide"),
+                    fix="undo that step with s.undo()" if has_stages else "use another axis", code="S0641",
+                )  # fmt: skip
+            if has_stages and not isinstance(other, Cut) and getattr(other, "axis", None) == axis:
+                raise ScheduleError(
+                    f"the ranks of {axis!r} cannot have stages", why=f"a step divides along it, at {other.where}",
+                    fix="use another axis", code="S0641",
+                )  # fmt: skip
+        return axis
+
 
 class ShardTensor(OnRanks):
     """Divide a parameter or buffer among the ranks of an axis."""
@@ -44,7 +65,7 @@ class ShardTensor(OnRanks):
 
     def apply(self, draft: Draft, at: Selected, **arguments: Any) -> None:
         module = self.module(draft, at)
-        axis, tensor, dim = self.axis(arguments), arguments.get("tensor"), arguments.get("axis")
+        axis, tensor, dim = self.free_axis(draft, arguments), arguments.get("tensor"), arguments.get("axis")
         blocks, unit = arguments.get("blocks", 1), arguments.get("unit", 1)
         found = _tensor_of(module, at.path, tensor)
         if type(dim) is not int or not -found.dim() <= dim < found.dim():
@@ -79,7 +100,7 @@ class SyncValue(OnRanks):
 
     def apply(self, draft: Draft, at: Selected, **arguments: Any) -> None:
         self.module(draft, at)
-        axis, op, which = self.axis(arguments), arguments.get("op"), arguments.get("which", "output")
+        axis, op, which = self.free_axis(draft, arguments), arguments.get("op"), arguments.get("which", "output")
         if op not in SYNCS:
             raise ScheduleError(
                 f"{op!r} is no collective", why=f"there are {', '.join(SYNCS)}", fix='op="all_reduce"', code="S0641"
@@ -96,7 +117,13 @@ class DataParallel(OnRanks):
 
     def apply(self, draft: Draft, at: Selected, **arguments: Any) -> None:
         self.module(draft, at)
-        axis = self.axis(arguments)
+        axis = self.free_axis(draft, arguments)
+        twice = next((m for m in marks_of(draft.state_before) if isinstance(m, Batch) and m.axis == axis), None)
+        if twice is not None:
+            raise ScheduleError(
+                f"the batch is divided along {axis!r} already", why=f"at {twice.where}",
+                fix="leave one of the steps out", code="S0641",
+            )  # fmt: skip
         if at.path:
             raise ScheduleError(
                 f"{at.path} has no batch of its own", why="the inputs of the whole model are divided",
@@ -112,7 +139,7 @@ class ShardState(OnRanks):
 
     def apply(self, draft: Draft, at: Selected, **arguments: Any) -> None:
         self.module(draft, at)
-        draft.note(at.path, f"parameters stored divided along {self.axis(arguments)}")
+        draft.note(at.path, f"parameters stored divided along {self.free_axis(draft, arguments)}")
 
 
 class ForkRandom(OnRanks):
@@ -122,7 +149,7 @@ class ForkRandom(OnRanks):
 
     def apply(self, draft: Draft, at: Selected, **arguments: Any) -> None:
         self.module(draft, at)
-        draft.note(at.path, f"other random numbers on each rank of {self.axis(arguments)}")
+        draft.note(at.path, f"other random numbers on each rank of {self.free_axis(draft, arguments)}")
 
 
 class CutStage(OnModule):
@@ -148,7 +175,7 @@ class PipelineStages(OnRanks):
 
     def apply(self, draft: Draft, at: Selected, **arguments: Any) -> None:
         self.module(draft, at)
-        axis = self.axis(arguments)
+        axis = self.free_axis(draft, arguments)
         for name in ("stages", "microbatches"):
             value = arguments.get(name)
             if type(value) is not int or value < 1:

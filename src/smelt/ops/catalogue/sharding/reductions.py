@@ -79,7 +79,7 @@ def _group_normed(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
 
     def local(operands: object, made: object) -> Mapping[str, Arg]:
         ours = made[0][1] * groups // sizes[1]  # type: ignore[index]
-        return {"num_groups": ours}
+        return {"num_groups": max(ours, 1)}  # no channels are one group of none
 
     return Correspondence((dims, *others), (dims,), local=local)
 
