@@ -19,6 +19,7 @@ from smelt.bench.rows import Row, as_json, merge, read, write
 from smelt.bench.startup import startup_pair
 from smelt.bench.suite import Suite, Watch, run
 from smelt.bench.systems import Context, Ready, System, systems
+from smelt.bench.wide_models import WIDE_MODELS
 
 PLAN = Plan(repeats=3, sample_ms=0.05, budget_s=2.0)
 EAGER = next(s for s in systems() if s.name == "eager")
@@ -225,3 +226,28 @@ def test_a_program_that_mostly_reads_weights_gets_a_read_floor() -> None:
     (floor,) = [r for r in rows if r.system == "read-floor"]
     assert floor.settings["bytes_read"] == 64 * 32 * 4
     assert floor.median_ms is not None
+
+
+def test_ratios_to_the_best_peer_are_sorted_and_drawn(tmp_path: Path) -> None:
+    rows = [
+        Row(model, system, ratio_to_eager=ratio)
+        for model, ratios in {"a": (2.0, 1.0, 1.5), "b": (1.0, 2.0, 0.5), "c": (None, 1.0, 1.0)}.items()
+        for system, ratio in zip(("smelt", "openvino", "fma-floor"), ratios, strict=True)
+    ]
+    assert report.to_best_peer(rows) == {"b": (0.5, "openvino"), "a": (2.0, "openvino")}
+    assert report.ranking(rows, tmp_path / "r.svg") == "" and (tmp_path / "r.svg").stat().st_size
+    assert "no model" in report.ranking(rows[6:], tmp_path / "none.svg") and not (tmp_path / "none.svg").exists()
+
+
+def test_turns_begin_with_a_rest() -> None:
+    begin = time.perf_counter()
+    run_rows(plan=Plan(repeats=3, sample_ms=0.05, budget_s=2.0, blocks=False, rest_ms=20.0))
+    assert time.perf_counter() - begin >= 3 * 0.02
+
+
+def test_the_wide_suite_has_each_kind_for_one_and_for_eight() -> None:
+    names = [m.name for m in WIDE_MODELS]
+    assert len(names) == len(set(names)) >= 48 and not {m.name for m in MODELS} & set(names)
+    for name in ("rnn_module", "dlrm", "tcn"):
+        target, args = next(m for m in WIDE_MODELS if m.name == f"{name}_b8").build()
+        assert len(args[0]) % 8 == 0 and len(target(*args)) == len(args[0])

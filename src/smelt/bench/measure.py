@@ -1,6 +1,7 @@
 """Timing of several systems in one process so that their ratios hold on a machine that others use too.
 
-Systems alternate round by round, the order rotating, so a disturbance falls on all of them. A turn first runs
+Systems alternate round by round, the order rotating, so a disturbance falls on all of them. A turn begins with a rest
+(`Plan.rest_ms`) and first runs
 untimed for as many calls as it then times: the previous system's worker threads stop spinning and the caches hold this
 system's data. The ratio to eager is the median of the ratios within a round, which a slow drift of the machine leaves
 alone; `blocks_ms` is the median with the system running alone, for comparison.
@@ -32,6 +33,7 @@ _MOST_INNER_CALLS = 20_000
 class Plan:
     """How long to measure: `repeats` rounds, each sample at least `sample_ms`, at most `budget_s` per system.
 
+    rest_ms: how long all threads rest before a turn, for a peer's threads that go on spinning slow whoever comes next.
     cpu_time: count the calling thread's CPU time, which other processes disturb little. It says nothing of what other
     threads do, so it is for one thread.
     """
@@ -41,6 +43,7 @@ class Plan:
     budget_s: float = 60.0
     blocks: bool = True
     cpu_time: bool = False
+    rest_ms: float = 0.0
 
 
 @dataclass
@@ -153,7 +156,7 @@ def interleave(
                 if timing.error or (spent[name] > plan.budget_s and len(timing.samples_ms) >= _MINIMUM_ROUNDS):
                     continue
                 start = time.perf_counter()
-                _one_turn(systems[name], timing, round_, inner, plan.cpu_time)
+                _one_turn(systems[name], timing, round_, inner, plan)
                 spent[name] += time.perf_counter() - start
             tick()
         if plan.blocks:
@@ -162,12 +165,13 @@ def interleave(
     return timings
 
 
-def _one_turn(ready: Ready, timing: Timing, round_: int, inner: int, cpu_time: bool) -> None:
-    """One untimed and one timed sample."""
+def _one_turn(ready: Ready, timing: Timing, round_: int, inner: int, plan: Plan) -> None:
+    """A rest, one untimed and one timed sample."""
+    time.sleep(plan.rest_ms / 1e3)
     try:
         call_ms(ready.call, ready.args, inner)
         before = page_faults()
-        sample = call_ms(ready.call, ready.args, inner, cpu_time)
+        sample = call_ms(ready.call, ready.args, inner, plan.cpu_time)
         timing.faults.append((page_faults() - before) / inner)
         timing.samples_ms[round_] = sample
     except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from rich.table import Table
@@ -120,6 +121,49 @@ def plot(rows: Sequence[Row], path: Path) -> str:
     figure, axes = pyplot.subplots(figsize=(10, 1.6 + 0.5 * len(labels)), layout="constrained")
     try:
         _draw(axes, shown, labels)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=120)
+    finally:
+        pyplot.close(figure)
+    return ""
+
+
+def to_best_peer(rows: Sequence[Row]) -> dict[str, tuple[float, str]]:
+    """By model: how many times faster Smelt is than the fastest other system, and which that is; ascending."""
+    found: dict[str, tuple[float, str]] = {}
+    for label in dict.fromkeys(row.label for row in rows):
+        own = [r for r in rows if r.label == label and r.ratio_to_eager is not None and r.system not in FLOORS]
+        smelt = next((r for r in own if r.system == "smelt"), None)
+        others = [r for r in own if not r.system.startswith("smelt")]
+        if smelt is not None and others:
+            best = max(others, key=lambda r: r.ratio_to_eager or 0.0)
+            found[label] = ((smelt.ratio_to_eager or 0.0) / (best.ratio_to_eager or 1.0), best.system)
+    return dict(sorted(found.items(), key=lambda item: item[1][0]))
+
+
+def ranking(rows: Sequence[Row], path: Path) -> str:
+    """Draw the ratios to the best peer on one page, sorted, with their geometric mean.
+
+    Returns "" or why there is no picture (no model with Smelt and a peer, no matplotlib).
+    """
+    if absent := missing(["matplotlib"]):
+        return absent
+    found = to_best_peer(rows)
+    if not found:
+        return "no model has a time of Smelt and of a peer"
+    importlib.import_module("matplotlib").use("Agg")
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    ratios = [ratio for ratio, _ in found.values()]
+    figure, axes = pyplot.subplots(figsize=(8.3, min(1.6 + 0.2 * len(found), 11.7)), layout="constrained")
+    try:
+        axes.barh(range(len(found)), ratios, color=["C0" if r >= 1 else "C3" for r in ratios], zorder=2)
+        axes.set_yticks(range(len(found)), [f"{label}  ({peer})" for label, (_, peer) in found.items()], fontsize=7)
+        for place, ratio in enumerate(ratios):
+            axes.text(ratio, place, f" {ratio:.2f}", va="center", fontsize=7)
+        axes.axvline(1.0, color="black", linewidth=1, zorder=3)
+        axes.set_ylim(-0.7, len(found) - 0.3)
+        axes.set_xlabel("the best peer's time / Smelt's time (right of the line: Smelt is faster)")
+        axes.set_title(f"{_measured_on(rows)}\ngeometric mean {geometric_mean(ratios):.2f}", fontsize=9)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=120)
     finally:

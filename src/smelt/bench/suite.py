@@ -66,7 +66,8 @@ class Suite:
         for dtype in self.dtypes:
             for system in self.systems_for(dtype):
                 ready = _READY_S.get(system.name, _READY_ELSE_S)
-                timing = min(self.plan.budget_s, self.plan.repeats * max(2e-3 * self.plan.sample_ms, _ROUND_S))
+                round_s = 1e-3 * self.plan.rest_ms + max(2e-3 * self.plan.sample_ms, _ROUND_S)
+                timing = min(self.plan.budget_s, self.plan.repeats * round_s)
                 each = ready + timing * (1.25 if self.plan.blocks else 1)
                 each += ready + timing / 4 if self.one_thread else 0.0
                 each += 2 * (ready + _PROCESS_S) if system.name in self.cold else 0.0

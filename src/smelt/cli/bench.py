@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Console
@@ -21,9 +21,11 @@ from smelt.bench.suite import EAGER, Suite, Watch, run
 from smelt.bench.systems import DTYPES, System, missing, systems
 from smelt.bench.training import training_systems
 from smelt.bench.training_models import TRAINING_MODELS
+from smelt.bench.wide_models import WIDE_MODELS
 from smelt.cli.ingot import bench_ingot, is_ingot
 from smelt.diag.console import console, progress
 
+SUITES = {"own": MODELS, "wide": WIDE_MODELS, "all": (*MODELS, *WIDE_MODELS)}
 _PAPER = 170  # characters of a line where the table goes to a file
 _QUICK_PLAN = Plan(repeats=5, sample_ms=0.3, budget_s=0.5, blocks=False)
 _QUICK_S = 60.0
@@ -51,7 +53,7 @@ def _names(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
 
 def _listed(items: Sequence[Model | System]) -> str:
     """Models or systems, one line each, for the help text."""
-    return "\n".join(f"  {item.name:<18}{item.summary}" for item in items)
+    return "\n".join(f"  {item.name:<20}{item.summary}" for item in items)
 
 
 def bench(
@@ -59,11 +61,18 @@ def bench(
         str, typer.Argument(help="A saved program to time by itself, a file that ends with .ingot.", show_default=False)
     ] = "",
     models: Annotated[str, typer.Option(help="Which models, comma-separated, or 'all'.")] = "all",
+    suite: Annotated[
+        str, typer.Option(help="Which models there are: own, wide (other kinds, each for 1 and 8 samples), or all.")
+    ] = "own",
     peers: Annotated[
         str, typer.Option(help="Which systems, comma-separated, or 'all'. Eager always runs: ratios are to it.")
     ] = "all",
     json: Annotated[Path | None, typer.Option(help="Write the rows to this file, after every model.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a plot of the speed-ups to this PNG (or SVG, PDF).")] = None,
+    ranking: Annotated[
+        Path | None,
+        typer.Option(help="Write one page with the ratios to the best peer, sorted, to this PNG."),
+    ] = None,
     dtype: Annotated[
         str,
         typer.Option(
@@ -79,6 +88,10 @@ def bench(
     budget: Annotated[
         float, typer.Option(min=0.1, help="Seconds of timing per system and model, then it stops.")
     ] = 60.0,
+    rest: Annotated[
+        float,
+        typer.Option(min=0.0, help="Milliseconds of rest before each turn: peers' threads spin for a while."),
+    ] = 50.0,
     prepare_budget: Annotated[
         float, typer.Option(min=1.0, help="Seconds that one compile, or one start-up process, may take.")
     ] = 300.0,
@@ -109,10 +122,13 @@ def bench(
             raise typer.BadParameter(f"{ingot!r} is no saved program: its name does not end with .ingot")
         bench_ingot(ingot, threads)
         return
-    every_system, every_model = (training_systems(), TRAINING_MODELS) if train else (systems(), MODELS)
+    if suite not in SUITES:
+        raise typer.BadParameter(f"{suite!r} is none of {', '.join(SUITES)}", param_hint="--suite")
+    every_system, every_model = (training_systems(), TRAINING_MODELS) if train else (systems(), SUITES[suite])
     names = [s.name for s in every_system]
-    if quick:
+    if quick and (train or suite == "own"):
         models = ",".join(_QUICK_STEPS if train else _QUICK_MODELS) if models == "all" else models
+    if quick:
         peers = ",".join(_QUICK_TRAINERS if train else _QUICK_PEERS) if peers == "all" else peers
     if cpu_time and threads > 1:
         raise typer.BadParameter("CPU time is that of one thread: add --threads 1", param_hint="--cpu-time")
@@ -120,24 +136,24 @@ def bench(
     chosen = {EAGER, *_checked("--peers", peers, names, "system")}
     dtypes = _checked("--dtype", dtype, tuple(DTYPES), "dtype")
     if earlier is not None:
-        _show_earlier(earlier, chosen_models, dtypes, competing, plot)
+        _show_earlier(earlier, chosen_models, dtypes, competing, _Pictures(plot, ranking))
         return
     warm_only = set(_checked("--skip-cold", skip_cold, names, "system")) if skip_cold else set()
     kept = _existing_rows(json) if update and json is not None else []
     plan = _QUICK_PLAN if quick else Plan(repeats=repeats, budget_s=budget, blocks=blocks)
-    suite = Suite(
+    chosen_suite = Suite(
         models=tuple(m for m in every_model if m.name in chosen_models),
         systems=tuple(s for s in every_system if s.name in chosen),
         dtypes=dtypes,
         threads=threads,
-        plan=replace(plan, cpu_time=cpu_time),
+        plan=replace(plan, cpu_time=cpu_time, rest_ms=0.0 if cpu_time else rest),
         cold=frozenset(chosen - warm_only if cold and not quick and not competing else ()),
         one_thread=one_thread and not quick and not competing and threads > 1,
         prepare_budget_s=prepare_budget,
         competing=competing,
         limit_s=_QUICK_S if quick else None,
     )
-    _run_and_report(suite, kept, json, plot)
+    _run_and_report(chosen_suite, kept, json, _Pictures(plot, ranking))
 
 
 bench.__doc__ = f"""Time Smelt and its peers on the same models, beside the machine's roofline bounds.
@@ -165,6 +181,10 @@ Systems:
 {_listed(systems())}
 
 \b
+With --suite wide, models:
+{_listed(WIDE_MODELS)}
+
+\b
 With --train, models (a step is: loss, backward, AdamW):
 {_listed(TRAINING_MODELS)}
 
@@ -190,6 +210,8 @@ Examples:
       f32 and bf16 rows, each with its own ratios
   smelt bench --models bert,vit --dtype mixed --peers smelt,openvino
       f32 models with bf16 products; errors are against float64
+  smelt bench --suite wide --no-cold --json wide.json --ranking wide.png
+      models of other kinds, and one page of ratios to the best peer
   smelt bench --competing --json all.json --update
       everything again while another process keeps one core busy
   smelt bench --models gpt2 --json all.json --update
@@ -197,7 +219,16 @@ Examples:
 """
 
 
-def _show_earlier(file: Path, models: Sequence[str], dtypes: Sequence[str], competing: bool, plot: Path | None) -> None:
+class _Pictures(NamedTuple):
+    """The files that pictures are asked for in."""
+
+    plot: Path | None
+    ranking: Path | None
+
+
+def _show_earlier(
+    file: Path, models: Sequence[str], dtypes: Sequence[str], competing: bool, pictures: _Pictures
+) -> None:
     """The rows of an earlier run. Raises: typer.BadParameter where there is no such file."""
     if not file.is_file():
         raise typer.BadParameter(f"there is no file {file}", param_hint="--from")
@@ -206,7 +237,7 @@ def _show_earlier(file: Path, models: Sequence[str], dtypes: Sequence[str], comp
         if row.model in models and row.dtype in dtypes and row.competing == competing
     ]  # fmt: skip
     _print_table(rows)
-    _finish(rows, None, plot, console(sys.stderr))
+    _finish(rows, None, pictures, console(sys.stderr))
 
 
 def _print_table(rows: Sequence[Row]) -> None:
@@ -246,7 +277,7 @@ def _existing_rows(path: Path) -> list[Row]:
         raise typer.BadParameter(str(error), param_hint="--json") from None
 
 
-def _run_and_report(suite: Suite, kept: list[Row], json: Path | None, plot: Path | None) -> None:
+def _run_and_report(suite: Suite, kept: list[Row], json: Path | None, pictures: _Pictures) -> None:
     """Run with a progress bar, keep the JSON up to date, then show the table and draw the plot.
 
     An interrupt keeps what is complete and exits with 130.
@@ -275,16 +306,19 @@ def _run_and_report(suite: Suite, kept: list[Row], json: Path | None, plot: Path
     _print_table(rows)
     if left_out:
         log.print(f"no time was left for {', '.join(left_out)}: without --quick, or by --models, they are measured")
-    _finish(rows_.merge(kept, rows), json, plot, log)
+    _finish(rows_.merge(kept, rows), json, pictures, log)
     if interrupted:
         log.print(Text.assemble(("interrupted", "yellow"), ": the rows of complete models are written"))
         raise typer.Exit(130)
 
 
-def _finish(rows: list[Row], json: Path | None, plot: Path | None, log: Console) -> None:
+def _finish(rows: list[Row], json: Path | None, pictures: _Pictures, log: Console) -> None:
     """Say where the files are."""
     if json is not None and rows:
         log.print(f"rows: {json}")
-    if plot is not None:
-        problem = report.plot(rows, plot)
-        log.print(Text.assemble(("no plot", "yellow"), f": {problem}") if problem else f"plot: {plot}")
+    for name, path, draw in (
+        ("plot", pictures.plot, report.plot), ("ranking", pictures.ranking, report.ranking),
+    ):  # fmt: skip
+        if path is not None:
+            problem = draw(rows, path)
+            log.print(Text.assemble((f"no {name}", "yellow"), f": {problem}") if problem else f"{name}: {path}")
