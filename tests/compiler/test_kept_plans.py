@@ -191,7 +191,7 @@ def test_options_settings_and_source_have_plans_of_their_own(tmp_path: Path, mon
     assert is_new() and not is_new()
     for options in ({"skip": ["cse"]}, {"own_kernels": False}, {"numerics": "fast"}, {"deterministic": True}):
         assert is_new(**options) and not is_new(**options)
-    assert not is_new(cache_limit_mb=100) and not is_new(verify=False)
+    assert not is_new(cache_limit_mb=100) and not is_new(verify=True)
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:

@@ -72,6 +72,9 @@ def test_a_pass_that_breaks_the_graph_is_named() -> None:
     with pytest.raises(InternalError, match=r"pass breaker failed on graph f") as caught:
         run_passes(parse(TEXT), [Pass("breaker", "", break_it)])
     assert caught.value.code == "S0901"
+    with pytest.raises(InternalError, match=r"pass cse or breaker failed on graph f: .* is not defined") as caught:
+        run_passes(parse(TEXT), [cse, Pass("breaker", "", break_it)], check=False)
+    assert caught.value.code == "S0901" and "verify" in caught.value.fix
 
 
 def test_bisect_finds_the_first_wrong_pass() -> None:

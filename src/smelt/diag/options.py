@@ -62,7 +62,7 @@ class Options:
     enable: names of optional passes to run.
     stop_after: run only the first N passes (None: all).
     dump: directory into which the graph is written after each pass ("" for no dump).
-    verify: run the graph verifier after every pass.
+    verify: run the graph verifier after every pass, not only after the last.
     cache_dir, cache_limit_mb: the folder that caches machine code, and its size limit; "" caches nothing on disk. The
         default is `SMELT_CACHE_DIR`, else smelt's folder in the user's cache (~/.cache/smelt).
     measure: let kernels be chosen by timing them once at compile time.
@@ -97,7 +97,7 @@ class Options:
     enable: tuple[str, ...] = ()
     stop_after: int | None = None
     dump: str = ""
-    verify: bool = True
+    verify: bool = False
     cache_dir: str = ""
     cache_limit_mb: int = 512
     measure: bool = True

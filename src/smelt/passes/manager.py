@@ -60,11 +60,11 @@ def run_passes(
 ) -> tuple[PassReport, ...]:
     """Run passes over a graph in place; what each did.
 
-    check: run the verifier after each. dump: a directory into which the graph's text is written before the first and
-    after each. skip: names of passes to leave out; stop_after: run only the first so many.
+    check: run the verifier after each, not only after the last. dump: a directory into which the graph's text is
+    written before the first and after each. skip: names of passes to leave out; stop_after: run only the first so many.
     watcher: is told of all that passes do.
-    Raises: InternalError (S0901) that names the pass which raised or broke the graph, SmeltError (S0301) for an
-    unknown name in `skip`.
+    Raises: InternalError (S0901) that names the pass which raised or broke the graph, or with `check` off those that
+    may have, SmeltError (S0301) for an unknown name in `skip`.
     """
     context = context or PassContext()
     if watcher is not None:
@@ -92,6 +92,7 @@ def _run_all(
 ) -> tuple[PassReport, ...]:
     reports = []
     checked = _Checked() if check else None
+    edits_before = context.seen.edits
     after = sum(1 for _ in graph.walk())
     for number, one in enumerate(passes, 1):
         if one.name in skip:
@@ -110,7 +111,28 @@ def _run_all(
         if watcher is not None:
             watcher.passed(one, reports[-1])
         _dump(graph, dump, number, one.name)
+    if checked is None:
+        _check_last(graph, reports, context.seen.edits != edits_before)
     return tuple(reports)
+
+
+def _check_last(graph: Graph, reports: Sequence[PassReport], is_edited: bool) -> None:
+    """Raises: InternalError where the graph is not well formed behind the passes."""
+    changed = [report.name for report in reports if report.changed]
+    if not changed and not is_edited:
+        return
+    try:
+        verify(graph, check_node)
+    except SmeltError as known:
+        names = changed or [report.name for report in reports]
+        raise InternalError(
+            f"pass {' or '.join(names)} failed on graph {graph.name}: {known.what}",
+            known.where,
+            why=known.why,
+            fix="options={'verify': True} tells which one; report the graph that `dump` writes",
+            code="S0901",
+            notes=known.notes,
+        ) from known
 
 
 def _check_names(passes: Sequence[Pass], skip: Sequence[str]) -> None:

@@ -175,8 +175,14 @@ class Watch:
     def _enter(self, frame: Any, event: str, arg: Any) -> Any:
         # Called for each function that runs: what is known of most is looked up here.
         number = id(frame.f_code)
-        known = self._kinds.get(number)
+        kinds = self._kinds
+        known = kinds.get(number)
         kind = self._kind(frame) if known is None else known[0]
+        if kind != _FOREIGN and number in self._met and not self._asking:
+            back = frame.f_back
+            above = None if back is None else kinds.get(id(back.f_code))
+            if above is not None and above[0] != _FOREIGN:
+                return None
         if kind == _FOREIGN and any(map(holds_staged, list(frame.f_locals.values()))):
             self._refuse(frame)
         if number not in self._met or self._asking:
