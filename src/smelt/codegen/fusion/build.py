@@ -97,15 +97,18 @@ def finished(pull: Pull) -> Nest:
     """The nest of what was pulled, its loops outer first."""
     order = (*pull.outer, *(pull.inner or ()))
     to = {old: new for new, old in enumerate(order)}
+    is_same = order == tuple(range(len(order)))
 
     def at(index: Index) -> Index:
+        if is_same and len(index.strides) == len(order):
+            return index
         strides = [0] * len(order)
         for old, stride in enumerate(index.strides):
             strides[to[old]] = stride
         return Index(index.offset, tuple(strides), index.gathers)
 
     def swap(expr: Expr) -> Expr | None:
-        return Position(to[expr.loop]) if isinstance(expr, Position) else None
+        return Position(to[expr.loop]) if not is_same and isinstance(expr, Position) else None
 
     body: tuple[Statement, ...] = tuple(mapped_statement(s, swap, at) for s in pull.statements)
     outer = tuple(pull.sizes[loop] for loop in pull.outer)

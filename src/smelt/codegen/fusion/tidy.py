@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
+from operator import is_
 
 from smelt.codegen.kernels.nest import (
     Expr,
@@ -47,28 +48,31 @@ def tidy(nest: Nest) -> Nest:
 
 
 def mapped(expr: Expr, f: Callable[[Expr], Expr | None], at: Callable[[Index], Index] | None = None) -> Expr:
-    """An expression with parts replaced: `f` gives the new one (None: keep), `at` a new index (of gathers too)."""
+    """An expression with parts replaced: `f` gives the new one (None: keep), `at` a new index (of gathers too).
+
+    What nothing is replaced in is the same object, as in what is made of expressions below.
+    """
     found = f(expr)
     if found is not None:
         return found
-    match expr:
-        case Op(op=op, args=args, dtype=dtype):
-            return Op(op, tuple(mapped(a, f, at) for a in args), dtype)
-        case Load(buffer=buffer, index=index, dtype=dtype, where=where, other=other):
-            return Load(
-                buffer,
-                mapped_index(index, f, at),
-                dtype,
-                None if where is None else mapped(where, f, at),
-                other,
-            )
+    if isinstance(expr, Op):
+        args = [mapped(a, f, at) for a in expr.args]
+        return expr if all(map(is_, args, expr.args)) else Op(expr.op, tuple(args), expr.dtype)
+    if isinstance(expr, Load):
+        index = mapped_index(expr.index, f, at)
+        where = None if expr.where is None else mapped(expr.where, f, at)
+        if index is expr.index and where is expr.where:
+            return expr
+        return Load(expr.buffer, index, expr.dtype, where, expr.other)
     return expr
 
 
 def mapped_index(index: Index, f: Callable[[Expr], Expr | None], at: Callable[[Index], Index] | None) -> Index:
     """An index with the expressions in it replaced."""
-    gathers = tuple(Gather(mapped(g.position, f, at), g.stride, g.size, g.wraps) for g in index.gathers)
-    changed = Index(index.offset, index.strides, gathers)
+    changed = index
+    if index.gathers:
+        gathers = tuple(Gather(mapped(g.position, f, at), g.stride, g.size, g.wraps) for g in index.gathers)
+        changed = Index(index.offset, index.strides, gathers)
     return changed if at is None else at(changed)
 
 
@@ -76,16 +80,22 @@ def mapped_statement(
     statement: Statement, f: Callable[[Expr], Expr | None], at: Callable[[Index], Index] | None = None
 ) -> Statement:
     """A statement with parts replaced."""
+    expr = mapped(statement.expr, f, at)
+    if isinstance(statement, Store):
+        index = mapped_index(statement.index, f, at)
+        mask = None if statement.where is None else mapped(statement.where, f, at)
+        if expr is statement.expr and index is statement.index and mask is statement.where:
+            return statement
+        return Store(statement.buffer, index, expr, mask, statement.mode)
+    if expr is statement.expr:
+        return statement
     match statement:
-        case Let(name=name, expr=expr):
-            return Let(name, mapped(expr, f, at))
-        case Reduce(name=name, kind=kind, expr=expr, dtype=dtype):
-            return Reduce(name, kind, mapped(expr, f, at), dtype)
-        case Scan(name=name, kind=scan, expr=expr, dtype=dtype):
-            return Scan(name, scan, mapped(expr, f, at), dtype)
-        case Store(buffer=buffer, index=index, expr=expr, where=where, mode=mode):
-            mask = None if where is None else mapped(where, f, at)
-            return Store(buffer, mapped_index(index, f, at), mapped(expr, f, at), mask, mode)
+        case Let(name=name):
+            return Let(name, expr)
+        case Reduce(name=name, kind=kind, dtype=dtype):
+            return Reduce(name, kind, expr, dtype)
+        case Scan(name=name, kind=scan, dtype=dtype):
+            return Scan(name, scan, expr, dtype)
 
 
 def _names_in(statement: Statement) -> list[str]:
@@ -235,7 +245,8 @@ def _renamed(body: Sequence[Statement]) -> list[Statement]:
     names: dict[str, str] = {}
 
     def swap(expr: Expr) -> Expr | None:
-        return Ref(names.get(expr.name, expr.name), expr.dtype) if isinstance(expr, Ref) else None
+        new = names.get(expr.name) if isinstance(expr, Ref) else None
+        return Ref(new, expr.dtype) if isinstance(expr, Ref) and new is not None and new != expr.name else None
 
     found: list[Statement] = []
     for statement in body:
@@ -244,6 +255,6 @@ def _renamed(body: Sequence[Statement]) -> list[Statement]:
             old = made.name
             letter = "v" if isinstance(made, Let) else "r" if isinstance(made, Reduce) else "s"
             names[old] = f"{letter}{len(names)}"
-            made = replace(made, name=names[old])
+            made = made if old == names[old] else replace(made, name=names[old])
         found.append(made)
     return found

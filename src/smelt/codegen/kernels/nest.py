@@ -227,8 +227,11 @@ def walk(expr: Expr) -> Iterator[Expr]:
     while pending:
         found = pending.pop()
         yield found
-        if inside := children(found):
-            pending.extend(reversed(inside))
+        # As `children`, without a tuple for each leaf.
+        if found.__class__ is Op:
+            pending.extend(found.args[::-1])
+        elif found.__class__ is Load and (found.where is not None or found.index.gathers):
+            pending.extend(reversed(children(found)))
 
 
 def expressions(statement: Statement) -> tuple[Expr, ...]:
