@@ -102,9 +102,9 @@ _KINDS: tuple[tuple[str, str, Build, tuple[str, ...]], ...] = (
     ("unet64", "U-Net with group norms, 64x64", _own(programs.UNet, 3, 64, 64), ()),
     ("unet32", "the same with attention of pixels, 32x32", _own(partial(programs.UNet, True), 3, 32, 32), ()),
     ("style", "style transfer with instance norms, 128x128", _own(programs.StyleNet, 3, 128, 128), ()),
-    ("lstm_module", "nn.LSTM, 2 layers both ways, 50 steps", partial(_recurrent, nn.LSTM, True, 2, 50), ()),
+    ("lstm_module", "nn.LSTM, 2 layers, both directions, 50 steps", partial(_recurrent, nn.LSTM, True, 2, 50), ()),
     ("lstm_long", "nn.LSTM, one layer, 500 steps", partial(_recurrent, nn.LSTM, False, 1, 500), ()),
-    ("gru_module", "nn.GRU, 2 layers both ways, 50 steps", partial(_recurrent, nn.GRU, True, 2, 50), ()),
+    ("gru_module", "nn.GRU, 2 layers, both directions, 50 steps", partial(_recurrent, nn.GRU, True, 2, 50), ()),
     ("rnn_module", "nn.RNN, 2 layers, 50 steps", partial(_recurrent, nn.RNN, False, 2, 50), ()),
     ("deberta", "DeBERTa-v2, 4 layers of 768, 128 tokens", partial(_text, "DebertaV2Config", "DebertaV2Model", 128, {
         "num_hidden_layers": 4, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072,

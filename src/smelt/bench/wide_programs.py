@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+_act = nn.SiLU()
+
 
 class _Residual(nn.Module):
     """Two convolutions, each behind a norm of groups and SiLU, beside a path around them."""
@@ -20,8 +22,8 @@ class _Residual(nn.Module):
         self.skip = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.conv1(F.silu(self.norm1(x)))
-        return self.conv2(F.silu(self.norm2(y))) + self.skip(x)
+        y = self.conv1(_act(self.norm1(x)))
+        return self.conv2(_act(self.norm2(y))) + self.skip(x)
 
 
 class _PixelAttention(nn.Module):
@@ -60,7 +62,7 @@ class UNet(nn.Module):
         y = self.middle(self.shrink2(two))
         y = self.up2(torch.cat((F.interpolate(y, scale_factor=2.0, mode="nearest"), two), dim=1))
         y = self.up1(torch.cat((F.interpolate(y, scale_factor=2.0, mode="nearest"), one), dim=1))
-        return self.last(F.silu(self.norm(y)))
+        return self.last(_act(self.norm(y)))
 
 
 class StyleNet(nn.Module):
@@ -266,4 +268,4 @@ class Experts(nn.Module):
         scores, chosen = torch.topk(self.gate(x), 2, dim=-1)
         weights = torch.zeros_like(self.gate(x)).scatter(-1, chosen, torch.softmax(scores, dim=-1))
         y = torch.einsum("bti,eio->bteo", x, self.up)
-        return torch.einsum("bteo,eoi,bte->bti", F.silu(y), self.down, weights)
+        return torch.einsum("bteo,eoi,bte->bti", _act(y), self.down, weights)

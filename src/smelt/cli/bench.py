@@ -90,7 +90,7 @@ def bench(
     ] = 60.0,
     rest: Annotated[
         float,
-        typer.Option(min=0.0, help="Milliseconds of rest before each turn: peers' threads spin for a while."),
+        typer.Option(min=0.0, help="Milliseconds of rest before each timing: peers' threads spin for a while."),
     ] = 50.0,
     prepare_budget: Annotated[
         float, typer.Option(min=1.0, help="Seconds that one compile, or one start-up process, may take.")
