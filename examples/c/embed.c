@@ -8,22 +8,19 @@
 
 #include "minilm.h"
 
-enum { TOKENS = 32, WIDTH = 384, MOST = 4096 };
+enum { TOKENS = 64, WIDTH = 384, MOST = 4096 };
 
-/* The next line's tokens, padded with zeros; how many there are, -1 at the end of the file. */
-static int read_sentence(FILE *file, int64_t ids[TOKENS], int64_t mask[TOKENS])
+/* The next line's tokens; how many there are, -1 at the end of the file. */
+static int read_sentence(FILE *file, int64_t ids[TOKENS])
 {
     char line[4096];
     if (!fgets(line, sizeof line, file))
         return -1;
     int count = 0;
-    memset(ids, 0, TOKENS * sizeof *ids);
-    memset(mask, 0, TOKENS * sizeof *mask);
     for (char *at = line, *end; count < TOKENS; at = end, count++) {
         ids[count] = strtoll(at, &end, 10);
         if (end == at)
             break;
-        mask[count] = 1;
     }
     return count;
 }
@@ -58,11 +55,13 @@ int main(int argc, char **argv)
     smelt_context *context;
     if (smelt_open(&minilm_program, argv[1], 0, &model) || smelt_context_new(model, &context))
         return failed();
-    int count = 0;
+    int count = 0, tokens;
     int64_t ids[TOKENS], mask[TOKENS];
-    while (count < MOST && read_sentence(file, ids, mask) > 0) {
+    for (int i = 0; i < TOKENS; i++)
+        mask[i] = 1;
+    while (count < MOST && (tokens = read_sentence(file, ids)) > 0) {
         minilm_forward_result result;
-        if (minilm_forward(context, ids, mask, &result))
+        if (minilm_forward(context, tokens, ids, mask, &result))
             return failed();
         memcpy(embeddings[count++], result.out, sizeof embeddings[0]);
     }

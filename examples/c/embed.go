@@ -28,7 +28,7 @@ func call(f func() C.smelt_status) error {
 	return nil
 }
 
-func embed(weights string, ids, mask *[32]C.int64_t) ([]float32, error) {
+func embed(weights string, ids, mask []C.int64_t) ([]float32, error) {
 	path := C.CString(weights)
 	defer C.free(unsafe.Pointer(path))
 	var model *C.smelt_model
@@ -42,7 +42,8 @@ func embed(weights string, ids, mask *[32]C.int64_t) ([]float32, error) {
 	}
 	defer C.smelt_context_free(context)
 	var result C.minilm_forward_result
-	err := call(func() C.smelt_status { return C.minilm_forward(context, &ids[0], &mask[0], &result) })
+	tokens := C.int64_t(len(ids))
+	err := call(func() C.smelt_status { return C.minilm_forward(context, tokens, &ids[0], &mask[0], &result) })
 	if err != nil {
 		return nil, err
 	}
@@ -51,20 +52,20 @@ func embed(weights string, ids, mask *[32]C.int64_t) ([]float32, error) {
 }
 
 func main() {
-	if len(os.Args) < 3 || len(os.Args) > 34 {
+	if len(os.Args) < 3 || len(os.Args) > 66 {
 		fmt.Fprintf(os.Stderr, "usage: %s minilm.safetensors TOKEN...\n", os.Args[0])
 		os.Exit(2)
 	}
-	var ids, mask [32]C.int64_t
-	for i, text := range os.Args[2:] {
+	var ids, mask []C.int64_t
+	for _, text := range os.Args[2:] {
 		id, err := strconv.ParseInt(text, 10, 64)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
-		ids[i], mask[i] = C.int64_t(id), 1
+		ids, mask = append(ids, C.int64_t(id)), append(mask, 1)
 	}
-	embedding, err := embed(os.Args[1], &ids, &mask)
+	embedding, err := embed(os.Args[1], ids, mask)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

@@ -67,9 +67,9 @@ impl<'a> Context<'a> {
     }
 
     /// The embedding; it lasts until the context's next call, which the borrow says.
-    fn embed(&mut self, ids: &[i64; 32], mask: &[i64; 32]) -> Result<&[f32], String> {
-        let sizes = [1i64, 32];
-        let lend = |data: &[i64; 32]| Tensor {
+    fn embed(&mut self, ids: &[i64], mask: &[i64]) -> Result<&[f32], String> {
+        let sizes = [1i64, ids.len() as i64];
+        let lend = |data: &[i64]| Tensor {
             data: data.as_ptr() as *mut c_void, dtype: I64, ndim: 2, sizes: sizes.as_ptr(), strides: null(),
         };
         let inputs = [lend(ids), lend(mask)];
@@ -87,14 +87,14 @@ impl Drop for Context<'_> {
 
 fn run() -> Result<(), String> {
     let given: Vec<String> = std::env::args().collect();
-    if given.len() < 3 || given.len() > 34 {
+    if given.len() < 3 || given.len() > 66 {
         return Err(format!("usage: {} minilm.safetensors TOKEN...", given[0]));
     }
-    let (mut ids, mut mask) = ([0i64; 32], [0i64; 32]);
-    for (i, text) in given[2..].iter().enumerate() {
-        ids[i] = text.parse().map_err(|error| format!("{text}: {error}"))?;
-        mask[i] = 1;
+    let mut ids = Vec::new();
+    for text in &given[2..] {
+        ids.push(text.parse::<i64>().map_err(|error| format!("{text}: {error}"))?);
     }
+    let mask = vec![1i64; ids.len()];
     let model = Model::open(&given[1])?;
     let mut context = Context::new(&model)?;
     for value in &context.embed(&ids, &mask)?[..4] {

@@ -16,7 +16,7 @@ import smelt
 from smelt.cli.demo_model import BatchShape, find_corpus, find_model, load_model, make_batches, read_corpus
 
 LENGTH = 64  # characters that the GPT looks back, and writes
-TOKENS = 32  # of a sentence
+TOKENS = 64  # of a sentence, at most
 SENTENCES, SPACING = 12, 9  # so many of the corpus, which has its topics one after the other
 
 
@@ -102,8 +102,11 @@ def save_minilm(folder: Path) -> None:
     model, tokenizer = load_model(find_model())
     sentences = read_corpus(find_corpus(None))[::SPACING][:SENTENCES]
     batches = make_batches(tokenizer, sentences, BatchShape(1, TOKENS))
+    size = {1: smelt.Dim("tokens", max=TOKENS)}
     with torch.no_grad():
-        smelt.trace(model, (), {"ids": batches[0].ids, "mask": batches[0].mask}).save(folder / "minilm.ingot")
+        given = {"ids": batches[0].ids, "mask": batches[0].mask}
+        program = smelt.trace(model, (), given, dynamic_shapes={"ids": size, "mask": size})
+        program.save(folder / "minilm.ingot", sizes=[{"tokens": range(1, TOKENS + 1)}])
     lines = [" ".join(str(n) for n in batch.ids[batch.mask.bool()].tolist()) for batch in batches]
     (folder / "sentences.ids").write_text("\n".join(lines) + "\n")
     (folder / "sentences.txt").write_text("\n".join(sentences) + "\n", encoding="utf-8")

@@ -11,7 +11,7 @@
 
 #include "minilm.h"
 
-enum { TOKENS = 32, WIDTH = 384 };
+enum { TOKENS = 64, WIDTH = 384 };
 
 static smelt_model *model;
 
@@ -44,11 +44,10 @@ static enum MHD_Result answer(struct MHD_Connection *connection, unsigned status
     return result;
 }
 
+/* How many tokens there are; 0 where something is wrong. */
 static int read_ids(const char *text, int64_t ids[TOKENS], int64_t mask[TOKENS])
 {
     int count = 0;
-    memset(ids, 0, TOKENS * sizeof *ids);
-    memset(mask, 0, TOKENS * sizeof *mask);
     for (char *end; count < TOKENS; text = end + 1, count++) {
         ids[count] = strtoll(text, &end, 10);
         if (end == text)
@@ -63,11 +62,12 @@ static int read_ids(const char *text, int64_t ids[TOKENS], int64_t mask[TOKENS])
 static enum MHD_Result embed(struct MHD_Connection *connection, const char *given)
 {
     int64_t ids[TOKENS], mask[TOKENS];
-    if (!given || !read_ids(given, ids, mask))
-        return answer(connection, MHD_HTTP_BAD_REQUEST, "{\"error\": \"pass ids=101,7592,102: at most 32 tokens\"}\n");
+    int tokens = given ? read_ids(given, ids, mask) : 0;
+    if (!tokens)
+        return answer(connection, MHD_HTTP_BAD_REQUEST, "{\"error\": \"pass ids=101,7592,102: at most 64 tokens\"}\n");
     smelt_context *context = own_context();
     minilm_forward_result result;
-    smelt_status status = context ? minilm_forward(context, ids, mask, &result) : SMELT_MEMORY;
+    smelt_status status = context ? minilm_forward(context, tokens, ids, mask, &result) : SMELT_MEMORY;
     char text[32 * WIDTH], *at = text;
     if (status) {
         snprintf(text, sizeof text, "{\"error\": \"%s\"}\n", smelt_error());

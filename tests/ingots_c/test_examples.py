@@ -21,7 +21,7 @@ import smelt
 from smelt.package.c.export import export
 from smelt.package.c.header import header_text
 from smelt.package.c.link import RUNTIME
-from smelt.package.c.signature import Kind, Signature
+from smelt.package.c.signature import FreeSize, Kind, Signature
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "c"
 _STRICT = ["-O1", "-Wall", "-Wextra", "-Werror"]
@@ -30,10 +30,11 @@ _HEADER = "/usr/include/microhttpd.h"
 
 def test_they_fit_the_headers(tmp_path: Path) -> None:
     """Against headers with the programs' signatures, without the programs."""
-    ids, one = (1, 32), torch.int64
+    ids, one = (1, "tokens"), torch.int64
     page, length = Kind("x0", one, (64,), None), Kind("x1", one, (), None)
     mini = Signature("forward", (Kind("ids", one, ids, None), Kind("mask", one, ids, None)),
-                     {0: Kind("out", torch.float32, (1, 384), None)})  # fmt: skip
+                     {0: Kind("out", torch.float32, (1, 384), None)},
+                     (FreeSize("tokens", "tokens", 0, 1, 1, 64),))  # fmt: skip
     gpt = Signature("forward", (page, length), {0: Kind("out_0", one, (64,), None), 1: Kind("out_1", one, (), None)})
     for name, signature in (("minilm", mini), ("gpt", gpt)):
         (tmp_path / f"{name}.h").write_text(header_text(name, f"{name}.safetensors", [signature]))
@@ -78,8 +79,8 @@ def _embeddings(build: Path) -> tuple[list[list[int]], torch.Tensor]:
     found = []
     with torch.no_grad():
         for line in lines:
-            ids = torch.tensor([line + [0] * (32 - len(line))])
-            found.append(loaded(ids=ids, mask=(torch.arange(32) < len(line)).long()[None]))
+            ids = torch.tensor([line])
+            found.append(loaded(ids=ids, mask=torch.ones_like(ids)))
     return lines, torch.cat(found)
 
 
@@ -121,7 +122,7 @@ def _serves(build: Path, programs: Path) -> None:
             answers = list(clients.map(ask, range(40)))
         for which, values in answers:
             assert torch.equal(torch.tensor(values), embeddings[which])
-        for wrong in ("", "?ids=1,x", "?ids=" + "1," * 40, "?ids=999999"):
+        for wrong in ("", "?ids=1,x", "?ids=" + "1," * 65 + "1", "?ids=999999"):
             with pytest.raises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(f"{address}/embed{wrong}", timeout=60)
             assert refused.value.code == 400 and json.load(refused.value)["error"]
