@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         InternalError,
         Options,
         PackageError,
+        RanksError,
         ScheduleError,
         SmeltError,
         SmeltWarning,
@@ -70,6 +71,7 @@ __all__ = [
     "Primitive",
     "Program",
     "Report",
+    "RanksError",
     "ScheduleError",
     "SmeltError",
     "SmeltWarning",
@@ -112,7 +114,7 @@ __all__ = [
 
 _ANNOTATIONS = ("bf16", "bool_", "c64", "c128", "f16", "f32", "f64", "i8", "i16", "i32", "i64", "u8")
 _ERRORS = (
-    "CaptureError", "InternalError", "Options", "PackageError", "ScheduleError", "SmeltError", "SmeltWarning",
+    "CaptureError", "InternalError", "Options", "PackageError", "RanksError", "ScheduleError", "SmeltError", "SmeltWarning",
     "VerifyError",
 )  # fmt: skip
 _SCHEDULING = ("Primitive", "apply", "list_primitives", "register_primitive", "schedule", "tune")

@@ -126,10 +126,10 @@ print(json.dumps([ranks(2, other_code), ranks(2, other_sizes), ranks(2, gone, ti
     )
     for both, words in ((code, "up.weight"), (sizes, "[7]")):
         for kind, number, text in both:  # type: ignore[attr-defined]
-            assert (kind, number) == ("SmeltError", "S0643") and "rank 1" in text and words in text
+            assert (kind, number) == ("RanksError", "S0643") and "rank 1" in text and words in text
     (kind, number, text), nothing = gone  # type: ignore[misc]
     assert nothing is None
-    assert (kind, number) == ("SmeltError", "S0644") and "rank 1 (tp 1)" in text and "did not come" in text
+    assert (kind, number) == ("RanksError", "S0644") and "rank 1 (tp 1)" in text and "did not come" in text
 
 
 def test_tokens_go_to_the_rank_of_their_expert(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ print(json.dumps([ranks(3, late, timeout=4)]))
         tmp_path,
     )
     for rank, (kind, number, text) in enumerate(slow):  # type: ignore[arg-type, misc]
-        assert (kind, number) == ("SmeltError", "S0644"), text
+        assert (kind, number) == ("RanksError", "S0644"), text
         if rank != 1:
             # The step that it did not come to, by its number and its kind.
             assert "rank 1 (tp 1) did not come to collective" in text and "rank 0 (tp 0)" not in text

@@ -68,7 +68,9 @@ def _run(code: str, folder: Path) -> list[object]:
 
 def _are_whole(found: object, like: list[object], exchanges: tuple[str, ...]) -> None:
     """Each rank computes the losses of one process, in one graph that exchanges by itself."""
-    for losses, sizes, graphs, text in found:  # type: ignore[attr-defined]
+    for answer in found:  # type: ignore[attr-defined]
+        assert len(answer) == 4, answer
+        losses, sizes, graphs, text = answer
         assert losses == pytest.approx(like[0], rel=1e-5) and sizes == like[1]
         assert graphs == 1 and "falls back" not in text, text[:1500]
         assert all(f"{name} runs in Python" in text for name in exchanges), text
@@ -103,3 +105,38 @@ print(json.dumps([steps_of(model(), inputs(), False, clips=True, fused=True), ra
         tmp_path,
     )
     _are_whole(found, one, ("dist.all_gather", "dist.reduce_scatter", "dist.all_reduce"))  # type: ignore[arg-type]
+
+
+def test_a_rank_that_compiles_anew_alone_ends_the_step_on_all(tmp_path: Path) -> None:
+    """It would exchange other messages than ranks whose graph stands."""
+    (found,) = _run(
+        """
+def tensor(rank):
+    module = smelt.schedules.tensor_parallel(model(), inputs(), ranks=2).schedule.build(mesh=mesh("tp"))
+    optimizer, scale = torch.optim.SGD(module.parameters(), lr=0.1), [1.0]
+
+    @smelt.compile
+    def step(*args):
+        loss = module(*args) * (2.0 if len(scale) > 1 else 1.0)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    for _ in range(3):
+        step(*inputs())
+    if rank == 1:
+        scale.append(1.0)
+    before = [p.clone() for p in module.parameters()]
+    try:
+        step(*inputs())
+    except smelt.SmeltError as error:
+        same = all(map(torch.equal, before, module.parameters()))
+        return [type(error).__name__, error.code, str(error), same]
+
+print(json.dumps([ranks(2, tensor)]))
+""",
+        tmp_path,
+    )
+    for kind, code, text, same in found:  # type: ignore[attr-defined]
+        assert (kind, code, same) == ("RanksError", "S0643", True) and "captured by one graph;" in text, text

@@ -54,7 +54,7 @@ from smelt.compiler.trial import first_trial
 from smelt.compiler.turns import Turns
 from smelt.compiler.watching import watch_natively
 from smelt.compiler.worth import Worth
-from smelt.diag import CaptureError, InternalError, SmeltError
+from smelt.diag import CaptureError, InternalError, RanksError, SmeltError
 from smelt.diag.collector import collect_young, full_collections_later
 from smelt.diag.idle_memory import give_back_code, give_back_freed_memory
 from smelt.runtime.guard_args import Outside
@@ -291,6 +291,9 @@ class Builds:
             return self._original.run(_RECORDED_ELSEWHERE, args, kwargs, is_fault=False)
         except Exception as error:
             failure = error
+        if isinstance(program.error, RanksError):
+            self._count_build(missed, -1)
+            _reraise(program.error)
         if program.error is not None and not isinstance(program.error, (SmeltError, RecorderBusy)):
             self._count_build(missed, -1)  # this way through the program ends in an error: there is nothing to keep
             self._raised += 1
@@ -447,7 +450,10 @@ class Builds:
         self._table.add(row)
         # Taken before anything is folded or packed: what changes meanwhile may be in the entry or not.
         before = Constants(entry.state)
-        if self._settings.background:
+        if entry.exchanges:
+            # Each process would measure other times, and all have to run the same.
+            self.ledger.is_kept = False
+        if self._settings.background and not entry.exchanges:
             threading.Thread(target=self._finish, args=(row, before), name=f"smelt {self._name}", daemon=True).start()
             return
         try:
@@ -692,7 +698,8 @@ class Builds:
                 self._original.warn(row.reason, f"{self._name} falls back to eager: {row.reason}")
         if row.entry is not None and row.paths is None:
             row.trial = first_trial(self.ledger, has_gradients=row.entry.has_gradients)
-            if row.trial is None and row.entry.goes_through_python and not self._original.is_whole:
+            is_free = not (self._original.is_whole or row.entry.exchanges)
+            if row.trial is None and row.entry.goes_through_python and is_free:
                 row.worth = Worth()
         row.is_ready = True
 

@@ -31,7 +31,7 @@ from smelt.compiler.tracebacks import of_program
 from smelt.compiler.trial import Trial
 from smelt.compiler.turns import thread
 from smelt.compiler.worth import Worth
-from smelt.diag import Miss, SmeltError
+from smelt.diag import Miss, RanksError, SmeltError
 from smelt.runtime.entry import Counters
 
 DISPATCHER = SLOT  # of compiled objects
@@ -392,7 +392,7 @@ class Dispatcher:
 
         Raises: the error in strict mode.
         """
-        if self._original.is_strict:
+        if self._original.is_strict or isinstance(error, RanksError):
             raise error
         reason = f"the compiled program failed: {error.what}"
         if row.entry is not None and row.entry.is_staged and not self.settings.fullgraph:

@@ -75,6 +75,10 @@ class Entry(Protocol):
         """Whether Python goes through parts of a call, so that the program as it is may be faster; after `finish`."""
 
     @property
+    def exchanges(self) -> bool:
+        """Whether a call talks to other processes."""
+
+    @property
     def prints(self) -> bool:
         """Whether a call prints something, or gives a warning."""
 

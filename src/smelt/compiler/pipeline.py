@@ -43,7 +43,7 @@ from smelt.passes.lower_precision import lower_precision
 from smelt.passes.manager import Culprit, PassReport, Watcher, bisect, run_passes
 from smelt.passes.merge_linears import merge_linears
 from smelt.passes.order import order
-from smelt.passes.overlap import overlap
+from smelt.passes.overlap import overlap, sign
 from smelt.passes.peephole import peephole
 from smelt.passes.pool import pool
 from smelt.passes.sized import Sizes
@@ -165,9 +165,12 @@ def functional_graph(
             detach_islands(graph)
             reports = (*reports, *run_passes(graph, (explicit_casts,), context, check=options.verify))
         begun = write_gradients(graph, memory_budget=options.memory_budget)
-        if any(node.op in COLLECTIVES for node in graph.walk()):
-            localize(graph)
-            overlap(graph, begun)
+    else:
+        begun = ()
+    if any(node.op in COLLECTIVES for node in graph.walk()):
+        localize(graph)
+        overlap(graph, begun)
+        sign(graph)
     return graph, reports
 
 

@@ -39,6 +39,7 @@ from smelt.compiler.paths import (
     check_path,
     draws,
     draws_in_python,
+    exchanges,
     expectations,
     is_path,
     other_path,
@@ -346,6 +347,11 @@ class Unit:
     def is_staged(self) -> bool:
         """Whether the graph has all ways that data may choose, so that paths could stand in its place."""
         return bool(self.captured.conversions) and not (self.is_path or self.prints)
+
+    @cached_property
+    def exchanges(self) -> bool:
+        """Whether a call talks to other processes."""
+        return exchanges(self.graph)
 
     @cached_property
     def prints(self) -> bool:

@@ -147,6 +147,10 @@ class PackageError(SmeltError):
     """A saved program cannot be written or read."""
 
 
+class RanksError(SmeltError):
+    """Ranks that work together disagree, or one is missing: for all of them an error, and no reason to run again."""
+
+
 class InternalError(SmeltError):
     """A defect of Smelt itself; carries what is needed to reproduce it."""
 

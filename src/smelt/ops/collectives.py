@@ -76,8 +76,10 @@ class Communicator(Protocol):
         """What one rank has."""
         ...
 
-    def agree(self, said: str) -> None:
-        """Compare what this rank is about to run with what others are. Raises: SmeltError (S0643) where they differ."""
+    def agree(self, said: str, along: Mapping[str, str]) -> None:
+        """Compare what this rank is about to run with what all others are, and by axis with those of its groups.
+
+        Raises: RanksError (S0643) where they differ."""
         ...
 
     def send(self, tensor: torch.Tensor, target: int, axis: str, key: str) -> None:
@@ -202,8 +204,9 @@ def own_noise(ones: torch.Tensor, p: float, rank: int, axis: str) -> torch.Tenso
 
 
 def agree(tensor: torch.Tensor, said: str, axis: str) -> torch.Tensor:
-    """The tensor, once all ranks of a mesh have come to here and say the same."""
-    communicator(axis).agree(said)
+    """The tensor, once all ranks have come to here and say the same. said: further lines are about an axis each."""
+    first, *lines = said.split("\n")
+    communicator(axis).agree(first, dict(line.split(": ", 1) for line in lines))
     return tensor.clone()
 
 

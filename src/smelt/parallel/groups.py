@@ -11,9 +11,10 @@ error, at the latest at the group's time-out; all that are left write down where
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic, sleep
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from smelt._torch.collectives import default_store
-from smelt.diag import SmeltError
+from smelt.diag import RanksError, SmeltError
 from smelt.ops.collectives import part_of, whole_of
 from smelt.ops.expert_rows import by_expert, counts_of, splits
 from smelt.ops.placements import Shard
@@ -148,17 +149,32 @@ class Groups:
             dist.recv(like, group=self.groups[axis], group_src=source, tag=_tag(key))
         return like
 
-    def agree(self, said: str) -> None:
-        """Compare notes with all ranks of the mesh. Raises: SmeltError (S0643) on all where one differs."""
-        number = zlib.crc32(said.encode())
-        ends = torch.tensor([number, -number])
+    def agree(self, said: str, along: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Compare notes with all ranks, and by axis with those of this rank's groups.
+
+        Raises: RanksError (S0643) on all where one differs.
+        """
+        own = [zlib.crc32(text.encode()) for text in (said, *(along.get(name, "") for name in self.mesh.names))]
+        every = torch.empty(dist.get_world_size() * len(own), dtype=torch.int64)
         with self.watching("comparing notes", ""):
-            dist.all_reduce(ends, dist.ReduceOp.MAX)
-        if ends[0] == number and ends[1] == -number:
+            dist.all_gather_into_tensor(every, torch.tensor(own))
+        rows = every.view(-1, len(own)).tolist()
+        if all(row == rows[0] for row in rows) or self._agree_along(rows):
             return
-        told: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(told, said)
-        raise disagreement(told)
+        told: list[Any] = [None] * len(rows)
+        dist.all_gather_object(told, (said, dict(along)))
+        raise disagreement([text for text, _ in told], [axes for _, axes in told])
+
+    def _agree_along(self, rows: Sequence[Sequence[int]]) -> bool:
+        """Whether all ranks say the same, and along each axis those of each group. rows: by rank of the mesh."""
+        ranks = self.device_mesh.mesh.flatten().tolist()
+        at = [self.mesh.coordinates(number) for number in range(len(ranks))]
+        found: dict[tuple[Any, ...], int] = {}
+        return all(row[0] == rows[0][0] for row in rows) and all(
+            found.setdefault((axis, *(n for other, n in here.items() if other != axis)), rows[rank][1 + i])
+            == rows[rank][1 + i]
+            for i, axis in enumerate(self.mesh.names) for rank, here in zip(ranks, at, strict=True)
+        )  # fmt: skip
 
     @contextmanager
     def watching(self, what: str, axis: str) -> Iterator[None]:
@@ -176,7 +192,7 @@ class Groups:
         missing = [rank for rank in everyone if rank not in here]
         names = ", ".join(f"rank {rank} ({self._where(rank)})" for rank in missing) or "a rank"
         notes = tuple(f"rank {rank} {text}" for rank, text in sorted(here.items()))
-        return SmeltError(
+        return RanksError(
             f"{names} did not come to {place}", why=str(error).splitlines()[0][:300], notes=notes, code="S0644",
             fix="look at the output of that rank: it has ended, waits elsewhere, or takes longer than the time-out",
         )  # fmt: skip
@@ -185,13 +201,22 @@ class Groups:
         return self.mesh.where(rank) if rank < self.mesh.size else "outside the mesh"
 
 
-def disagreement(told: Sequence[str]) -> SmeltError:
-    """Of ranks that would do different things."""
+def disagreement(told: Sequence[str], along: Sequence[Mapping[str, str]] = ()) -> SmeltError:
+    """Of ranks that would do different things. along: what each said of axes, where that may be it."""
+    if all(said == told[0] for said in told):
+        by_axis = ([f"{axis}: {text}" for axis, text in axes.items()] for axes in along)
+        told = [", ".join([said, *texts]) for said, texts in zip(told, by_axis, strict=True)]
     other = next((rank for rank, said in enumerate(told) if said != told[0]), 0)
     first, second = told[0].splitlines(), told[other].splitlines()
     at = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
     line = [lines[at] if at < len(lines) else "nothing more" for lines in (first, second)]
-    return SmeltError(
+    if any("captured" in one for one in line):
+        return RanksError(
+            f"rank {other} runs a compiled step otherwise than rank 0", code="S0643",
+            why=f"rank 0 has {line[0]}; rank {other} has {line[1]}: what the step reads differs between them",
+            fix="move what only some ranks do out of the step; smelt.explain(step) says why a rank compiled it anew",
+        )  # fmt: skip
+    return RanksError(
         f"rank {other} would do something else than rank 0", why=f"rank 0 has {line[0]}; rank {other} has {line[1]}",
         fix="run the same program on all ranks, with inputs of the same sizes, and the same modes", code="S0643",
     )  # fmt: skip

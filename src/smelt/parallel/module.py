@@ -155,7 +155,8 @@ class PartedForward:
         said = f"call {len(self._entries)}, gradients"
         return Kind(
             entry.part.graph, entry.signature, mapped(args, local), mapped(dict(kwargs), local),
-            (f"{said} False", f"{said} True"), {p: entry.lookup(k, p) for k, p in entry.places if k == "captured"},
+            (f"{said} False, captured", f"{said} True, captured"),
+            {p: entry.lookup(k, p) for k, p in entry.places if k == "captured"},
             {path: module.training for path, module in self.module.named_modules()},
         )  # fmt: skip
 

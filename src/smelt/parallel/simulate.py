@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from smelt.diag import SmeltError
+from smelt.diag import RanksError, SmeltError
 from smelt.ops.collectives import communicating, part_of, whole_of
 from smelt.ops.expert_rows import by_expert, counts_of, splits
 from smelt.ops.placements import Shard
@@ -168,7 +168,7 @@ class _Run:
 
     def _disagree(self, group: Sequence[int], asked: Sequence[Request]) -> SmeltError:
         notes = tuple(f"rank {rank} comes to {_told(one)}" for rank, one in zip(group, asked, strict=True))
-        return SmeltError(
+        return RanksError(
             "ranks come to different collectives at one time", why=f"{notes[0]}; {_other(notes, asked)}",
             fix="all ranks have to run the same program on inputs of the same sizes", notes=notes, code="S0643",
         )  # fmt: skip
@@ -178,7 +178,7 @@ class _Run:
             f"rank {rank} has ended" if request is None else f"rank {rank} waits in {_told(request)}"
             for rank, request in enumerate(self.requests)
         )
-        return SmeltError(
+        return RanksError(
             "ranks wait for others that do not come", why="; ".join(notes[:8]),
             fix="all ranks have to run the same program", notes=notes, code="S0643",
         )  # fmt: skip
@@ -232,7 +232,7 @@ class _Here:
     def broadcast(self, tensor: torch.Tensor, source: int, axis: str) -> torch.Tensor:
         return self._ask(("broadcast", source, tuple(tensor.shape), tensor.dtype), tensor, axis)
 
-    def agree(self, said: str) -> None:
+    def agree(self, said: str, along: Mapping[str, str]) -> None:
         """Ranks that request different things are told apart at once here."""
 
     def send(self, tensor: torch.Tensor, target: int, axis: str, key: str) -> None:
@@ -244,7 +244,7 @@ class _Here:
         other = self.mesh.group(self.rank, axis)[source]
         got = self.run.ask(self.rank, Request(("recv", other, key), like, (self.rank,)))
         if got.shape != like.shape or got.dtype != like.dtype:
-            raise SmeltError(
+            raise RanksError(
                 f"rank {other} sent {list(got.shape)} {got.dtype} for {key}, not {list(like.shape)} {like.dtype}",
                 why="all ranks have to run the same program", code="S0643",
             )  # fmt: skip

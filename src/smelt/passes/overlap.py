@@ -14,6 +14,7 @@ Invariant: starts stand in the order in which the sums stood, on every rank the 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -40,6 +41,30 @@ def overlap(graph: Graph, gradients: Collection[Value]) -> None:
         graph.body.remove(node)
     for node in made:
         graph.body.insert(node)
+
+
+def sign(graph: Graph) -> None:
+    """Have ranks compare, with what they compare anyway, which messages they are about to exchange along each axis: one
+    that runs operator by operator, or another graph, exchanges others."""
+    rewriter, sent = Rewriter(graph), dict[str, list[str]]()
+    nodes = [node for node in graph.walk() if node.op in dist.COLLECTIVES]
+    for node in nodes:
+        if node.op != dist.AGREE:
+            sent.setdefault(dist.own_name(str(node.args[-1])), []).append(_message(node))
+    for agree in nodes:
+        if agree.op == dist.AGREE:
+            tensor, said, axis = agree.args
+            lines = [f"{name}: {len(m)} exchanges ({zlib.crc32(' '.join(m).encode()):08x})" for name, m in sent.items()]
+            rewriter.set_arguments(agree, (tensor, "\n".join([f"{said} by one graph", *lines]), axis))
+
+
+def _message(node: Node) -> str:
+    """What a message is, in words that are the same on all ranks of its axis."""
+    source = node.args[0]
+    assert isinstance(source, Value) and isinstance(source.type, TensorType)
+    is_sum = node.op in (dist.ALL_REDUCE, dist.START)
+    how = source.type.sizes if is_sum else [arg for arg in node.args[1:] if isinstance(arg, tuple)]
+    return f"{node.op} {source.type.dtype} {how} {node.args[1] if is_sum else ''}"
 
 
 def _reached(graph: Graph, values: Collection[Value]) -> dict[Node, None]:
