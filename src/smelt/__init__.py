@@ -70,8 +70,8 @@ __all__ = [
     "PackageError",
     "Primitive",
     "Program",
-    "Report",
     "RanksError",
+    "Report",
     "ScheduleError",
     "SmeltError",
     "SmeltWarning",
@@ -114,8 +114,8 @@ __all__ = [
 
 _ANNOTATIONS = ("bf16", "bool_", "c64", "c128", "f16", "f32", "f64", "i8", "i16", "i32", "i64", "u8")
 _ERRORS = (
-    "CaptureError", "InternalError", "Options", "PackageError", "RanksError", "ScheduleError", "SmeltError", "SmeltWarning",
-    "VerifyError",
+    "CaptureError", "InternalError", "Options", "PackageError", "RanksError", "ScheduleError", "SmeltError",
+    "SmeltWarning", "VerifyError",
 )  # fmt: skip
 _SCHEDULING = ("Primitive", "apply", "list_primitives", "register_primitive", "schedule", "tune")
 _PLACES: dict[str, tuple[str, str]] = {
