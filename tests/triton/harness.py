@@ -16,7 +16,7 @@ import torch
 from smelt.codegen.kernels.evaluate import evaluate_nest
 from smelt.codegen.kernels.nest import Nest
 from smelt.codegen.triton.emit import emit_triton
-from smelt.codegen.triton.kernel import TritonKernel
+from smelt.codegen.triton.kernel import TritonKernel, TritonSource
 from smelt.codegen.triton.layout import Form
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -38,25 +38,46 @@ class Interpreter:
 
     def run(self, kernel: TritonKernel, tensors: Sequence[torch.Tensor]) -> int:
         """Run a kernel over the memory of tensors; 0, or what it left in its error word."""
-        source = kernel.source
         error = torch.zeros(1, dtype=torch.int32)
-        given = [t.view(torch.int8) if t.dtype == torch.bool else t for t in tensors]
-        sent = [*given, error] if source.can_fail else given
+        given = [*tensors, error] if kernel.source.can_fail else list(tensors)
+        memories = [_bytes(t) for t in given]
+        pointers = [(k, t.storage_offset() * t.element_size(), _pointed(t.dtype)) for k, t in enumerate(given)]
+        self.launch(kernel.source, memories, pointers, kernel.words, kernel.programs)
+        return int(error)
+
+    def launch(
+        self,
+        source: TritonSource,
+        memories: Sequence[torch.Tensor],
+        pointers: Sequence[tuple[int, int, torch.dtype]],
+        words: Sequence[int],
+        programs: int,
+    ) -> None:
+        """Run a text over memories (u8 each), at pointers: which memory, from which byte on, of which elements."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        request = (source.name, source.text, sent, kernel.words, dict(source.constants), kernel.programs)
+        request = (source.name, source.text, memories, pointers, words, dict(source.constants), programs)
         pickle.dump(request, self._process.stdin)
         self._process.stdin.flush()
         answer = pickle.load(self._process.stdout)
         assert not isinstance(answer, str), answer
-        for old, new in zip(sent, answer, strict=True):
-            old.untyped_storage().copy_(new.untyped_storage())
-        return int(error)
+        for old, new in zip(memories, answer, strict=True):
+            old.copy_(new)
 
     def close(self) -> None:
         """End it."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
+
+
+def _bytes(t: torch.Tensor) -> torch.Tensor:
+    """All memory of a tensor's storage."""
+    return torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage())  # type: ignore[call-overload, no-any-return]
+
+
+def _pointed(dtype: torch.dtype) -> torch.dtype:
+    """What pointers to a tensor's elements point to: a bool is a byte."""
+    return torch.int8 if dtype == torch.bool else dtype
 
 
 @cache
@@ -82,7 +103,12 @@ def check(
     r: int = 0,
     b: int = 0,
 ) -> TritonKernel:
-    """The nest's kernel gives what the evaluator gives, and writes nothing else; the kernel."""
+    """The nest's kernel gives what the evaluator gives, and writes nothing else; the kernel.
+
+    Of the form rows, that with several rows in a program, too.
+    """
+    if form == "rows" and not r:
+        check(nest, inputs, *outputs, tolerance=tolerance, form=form, r=4)
     want = [t.clone() for t in outputs]
     failed = evaluate_nest(nest, [*inputs, *want])
     kernel = emit_triton(nest, form, r, b)

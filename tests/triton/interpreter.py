@@ -4,8 +4,8 @@ It is an oracle of indices, masks and structure. Run as `python -m tests.triton.
 input and writes what became of the tensors to its output (`harness.Interpreter` talks to it).
 
 Corrected: casts between f32 and bf16 (it truncates, and loses denormals), functions of libdevice (it has none), numbers
-of one element as Python's (NumPy 2.4 refuses), `max` and `min` that drop NaN. Reductions by functions of our own are
-NumPy's, over all elements at once, for it would call such a function for each element.
+of one element as Python's (NumPy 2.4 refuses), blocks of one bool, `max` and `min` that drop NaN. Reductions by
+functions of our own are NumPy's, over all elements at once, for it would call such a function for each element.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ def _correct() -> None:
     builder = interpreter.InterpreterBuilder
     builder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)
     builder.create_minnumf = lambda self, a, b: self.binary_op(a, b, np.fmin)
+    # Of a comparison of two numbers it would make numbers of the operands' dtype.
+    builder.create_splat = lambda self, kind, x: _handle(np.full(kind.shape, x.data.flat[0], x.data.dtype), x)
     patch = interpreter._patch_lang_tensor
 
     def patched(tensor: Any, scope: Any) -> None:
@@ -128,6 +130,12 @@ def _kernel(name: str, text: str) -> Any:
     return _functions[name]
 
 
+def _pointed_at(memory: torch.Tensor, offset: int, dtype: torch.dtype) -> torch.Tensor:
+    """All elements of a dtype from a byte of a memory on."""
+    whole = (memory.numel() - offset) // dtype.itemsize * dtype.itemsize
+    return memory[offset : offset + whole].view(dtype)
+
+
 def main() -> None:
     """Answer requests until there are no more."""
     _correct()
@@ -138,12 +146,13 @@ def main() -> None:
     os.dup2(2, 1)
     while True:
         try:
-            name, text, tensors, words, constants, programs = pickle.load(source)
+            name, text, memories, pointers, words, constants, programs = pickle.load(source)
         except EOFError:
             return
         try:
+            tensors = [_pointed_at(memories[k], offset, dtype) for k, offset, dtype in pointers]
             _kernel(name, text)[(programs,)](*tensors, *words, **constants)
-            answer: Any = tensors
+            answer: Any = memories
         except Exception as error:
             answer = f"{type(error).__name__}: {error}\n{text}"
         pickle.dump(answer, sink)

@@ -189,11 +189,9 @@ class Frame:
 
 def bare(text: str) -> str:
     """A text without the brackets around all of it."""
-    if not text.startswith("("):
-        return text
     depth = 0
     for at, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
-        if depth == 0:
-            return text[1:-1] if at == len(text) - 1 and "," not in text else text
+        if depth == 0 or (depth == 1 and letter == ","):
+            return text[1:-1] if depth == 0 and text[0] == "(" and at == len(text) - 1 else text
     return text

@@ -32,6 +32,8 @@ _SERIAL = 64
 _COLUMNS = 64
 """Columns side by side where a column is reduced: whole lines of memory."""
 _MIN_TILE = 16
+_PROGRAMS = 256
+"""Programs that keep all processors of a GPU at work, two each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,8 @@ def _of_form(graph: Graph, form: Form) -> Layout:
             return Layout(form, rest, (row,), (column,), min(power_of_two(nest.sizes[row]), _BLOCK // b), b, 4)
         case "rows":
             b = power_of_two(length)
-            return Layout(form, (), outer, inner, _block(points, max(1, _BLOCK // b)), b, 4)
+            # Rows share a program where there are more of them than a GPU runs programs at once.
+            return Layout(form, (), outer, inner, _block(max(1, points // _PROGRAMS), max(1, _BLOCK // b)), b, 4)
         case "chunk":
             if _unit_outer(graph) is not None and not _walks_inner(graph):
                 return Layout(form, (), outer, inner, _block(points, _COLUMNS), 32, 4)

@@ -1,0 +1,240 @@
+"""The driver of NVIDIA's GPUs, `libcuda`, as far as launches need it: modules, functions, graphs of launches.
+
+Loaded by name when it is first wanted; nothing is linked and nothing of it is part of torch. Invariants: a call that
+fails is an error with the driver's own words; what one call made is destroyed by its owner, on paths of errors, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from smelt.diag import SmeltError
+
+OUT_OF_MEMORY: Final = 2
+OLDEST: Final = 12000
+"""The oldest driver's version (12.0) that loads cubins of the compiler that Triton brings."""
+_NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
+_SHARED_LIMIT = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+
+
+@dataclass(frozen=True, slots=True)
+class NodeParameters:
+    """A kernel node: function, blocks, threads of each, bytes of shared memory, and the address of the array of the
+    arguments' addresses, which the driver copies.
+    """
+
+    function: int
+    programs: int
+    threads: int
+    shared_nbytes: int
+    arguments: int
+
+
+class Driver(Protocol):
+    """What an executable asks of a GPU; `handles` are numbers. Each raises SmeltError (S0405)."""
+
+    def start(self, device: int) -> int:
+        """Make a device's context that of this thread; its compute capability, 90 for 9.0."""
+
+    def load_module(self, image: bytes) -> int:
+        """Load a cubin."""
+
+    def unload_module(self, module: int) -> None:
+        """Unload it."""
+
+    def function(self, module: int, name: str) -> int:
+        """A kernel of a module."""
+
+    def allow_shared(self, function: int, nbytes: int) -> None:
+        """Let a kernel have more than 48 KiB of shared memory."""
+
+    def graph(self) -> int:
+        """A graph without nodes."""
+
+    def destroy_graph(self, graph: int) -> None:
+        """Destroy it."""
+
+    def add_memset(self, graph: int, after: Sequence[int], address: int, nbytes: int) -> int:
+        """A node that zeroes memory, whose length is a multiple of 4."""
+
+    def add_kernel(self, graph: int, after: Sequence[int], parameters: NodeParameters) -> int:
+        """A node that launches a kernel."""
+
+    def instantiate(self, graph: int) -> int:
+        """What launches all nodes of a graph at once."""
+
+    def destroy_executable(self, executable: int) -> None:
+        """Destroy it."""
+
+    def set_kernel(self, executable: int, node: int, parameters: NodeParameters) -> None:
+        """Change the arguments of a node, from the next launch on."""
+
+    def launch(self, executable: int, stream: int) -> None:
+        """Launch all on a stream, behind what was launched there before."""
+
+    def order(self, before: int, after: int) -> None:
+        """What is launched on a stream from now on comes after all that another one has now."""
+
+    def read_word(self, address: int, stream: int) -> int:
+        """An i32 of the device's memory, when all before it on the stream is done."""
+
+
+class _KernelNode(ctypes.Structure):
+    _fields_ = (
+        ("function", ctypes.c_void_p),
+        *((f"{kind}_{axis}", ctypes.c_uint) for kind in ("grid", "block") for axis in "xyz"),
+        ("shared", ctypes.c_uint),
+        ("arguments", ctypes.c_void_p),
+        ("extra", ctypes.c_void_p),
+        ("kernel", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+    )
+
+
+class _MemsetNode(ctypes.Structure):
+    _fields_ = (
+        ("destination", ctypes.c_uint64),
+        ("pitch", ctypes.c_size_t),
+        ("value", ctypes.c_uint),
+        ("element_size", ctypes.c_uint),
+        ("width", ctypes.c_size_t),
+        ("height", ctypes.c_size_t),
+    )
+
+
+def unusable(what: str, why: str, fix: str) -> SmeltError:
+    """The error of a GPU that cannot be used."""
+    return SmeltError(what, why=why, fix=fix, code="S0405")
+
+
+class CudaDriver:
+    """`Driver` by the library itself. Raises: SmeltError (S0405) if there is none, or it is too old."""
+
+    def __init__(self, library: Any = None) -> None:
+        self._library = _load() if library is None else library
+        self._context = ctypes.c_void_p()
+        self._event = 0
+        self._call("cuInit", ctypes.c_uint(0))
+        version = ctypes.c_int()
+        self._call("cuDriverGetVersion", ctypes.byref(version))
+        if version.value < OLDEST:
+            raise unusable(
+                "the driver of the GPU is too old",
+                f"it is for CUDA {_dotted(version.value)}, and kernels need {_dotted(OLDEST)}",
+                "update the driver",
+            )
+
+    def _call(self, name: str, *args: Any) -> None:
+        code = int(getattr(self._library, name)(*args))
+        if code:
+            raise self._error(name, code)
+
+    def _error(self, name: str, code: int) -> SmeltError:
+        text = ctypes.c_char_p()
+        known = int(self._library.cuGetErrorString(ctypes.c_int(code), ctypes.byref(text))) == 0
+        why = text.value.decode() if known and text.value else f"error {code}"
+        fix = "free memory of the GPU" if code == OUT_OF_MEMORY else "run the program on the CPU"
+        return unusable(f"{name} of the GPU's driver failed", why, fix)
+
+    def _made(self, name: str, *args: Any) -> int:
+        """What a function writes to its first argument."""
+        made = ctypes.c_void_p()
+        self._call(name, ctypes.byref(made), *args)
+        return made.value or 0
+
+    def start(self, device: int) -> int:
+        number = ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(number), ctypes.c_int(device))
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), number)
+        self._call("cuCtxSetCurrent", self._context)
+        parts = [ctypes.c_int(), ctypes.c_int()]
+        for part, attribute in zip(parts, _CAPABILITY, strict=True):
+            self._call("cuDeviceGetAttribute", ctypes.byref(part), ctypes.c_int(attribute), number)
+        return parts[0].value * 10 + parts[1].value
+
+    def load_module(self, image: bytes) -> int:
+        return self._made("cuModuleLoadData", image)
+
+    def unload_module(self, module: int) -> None:
+        self._call("cuModuleUnload", ctypes.c_void_p(module))
+
+    def function(self, module: int, name: str) -> int:
+        return self._made("cuModuleGetFunction", ctypes.c_void_p(module), name.encode())
+
+    def allow_shared(self, function: int, nbytes: int) -> None:
+        limit, size = ctypes.c_int(_SHARED_LIMIT), ctypes.c_int(nbytes)
+        self._call("cuFuncSetAttribute", ctypes.c_void_p(function), limit, size)
+
+    def graph(self) -> int:
+        return self._made("cuGraphCreate", ctypes.c_uint(0))
+
+    def destroy_graph(self, graph: int) -> None:
+        self._call("cuGraphDestroy", ctypes.c_void_p(graph))
+
+    def add_memset(self, graph: int, after: Sequence[int], address: int, nbytes: int) -> int:
+        node = _MemsetNode(address, 0, 0, 4, nbytes // 4, 1)
+        before, count = _nodes(after)
+        made = ctypes.c_void_p(graph), before, count, ctypes.byref(node), self._context
+        return self._made("cuGraphAddMemsetNode", *made)
+
+    def add_kernel(self, graph: int, after: Sequence[int], parameters: NodeParameters) -> int:
+        before, count = _nodes(after)
+        node = ctypes.byref(_kernel_node(parameters))
+        return self._made("cuGraphAddKernelNode_v2", ctypes.c_void_p(graph), before, count, node)
+
+    def instantiate(self, graph: int) -> int:
+        return self._made("cuGraphInstantiateWithFlags", ctypes.c_void_p(graph), ctypes.c_ulonglong(0))
+
+    def destroy_executable(self, executable: int) -> None:
+        self._call("cuGraphExecDestroy", ctypes.c_void_p(executable))
+
+    def set_kernel(self, executable: int, node: int, parameters: NodeParameters) -> None:
+        made = ctypes.byref(_kernel_node(parameters))
+        self._call("cuGraphExecKernelNodeSetParams_v2", ctypes.c_void_p(executable), ctypes.c_void_p(node), made)
+
+    def launch(self, executable: int, stream: int) -> None:
+        self._call("cuGraphLaunch", ctypes.c_void_p(executable), ctypes.c_void_p(stream))
+
+    def order(self, before: int, after: int) -> None:
+        if not self._event:
+            self._event = self._made("cuEventCreate", ctypes.c_uint(_NO_TIMES))
+        event = ctypes.c_void_p(self._event)
+        self._call("cuEventRecord", event, ctypes.c_void_p(before))
+        self._call("cuStreamWaitEvent", ctypes.c_void_p(after), event, ctypes.c_uint(0))
+
+    def read_word(self, address: int, stream: int) -> int:
+        word = ctypes.c_int32()
+        size = ctypes.c_size_t(4)
+        self._call("cuMemcpyDtoHAsync_v2", ctypes.byref(word), ctypes.c_uint64(address), size, ctypes.c_void_p(stream))
+        self._call("cuStreamSynchronize", ctypes.c_void_p(stream))
+        return word.value
+
+
+def _load() -> Any:
+    for name in ("libcuda.so.1", "nvcuda.dll"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise unusable(
+        "there is no driver of a GPU here", "libcuda is not found", "install NVIDIA's driver, or run on the CPU"
+    )
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _nodes(after: Sequence[int]) -> tuple[Any, ctypes.c_size_t]:
+    return (ctypes.c_void_p * len(after))(*after), ctypes.c_size_t(len(after))
+
+
+def _kernel_node(parameters: NodeParameters) -> _KernelNode:
+    grid, block = (parameters.programs, 1, 1), (parameters.threads, 1, 1)
+    return _KernelNode(
+        parameters.function, *grid, *block, parameters.shared_nbytes, parameters.arguments, None, None, None
+    )

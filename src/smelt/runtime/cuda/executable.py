@@ -1,0 +1,189 @@
+"""A plan on a GPU: all launches of a call as one graph of the driver, whose arguments are changed in place.
+
+    construction: load modules, add nodes (the error word's reset first), instantiate
+    a call:       set the arguments of nodes whose addresses changed, then ONE launch
+
+Between two kernels of a call nothing of Python runs. Invariant: whatever fails, all that was made is destroyed, and the
+next attempt starts anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from smelt.runtime.cuda.code import CudaCode
+from smelt.runtime.cuda.driver import Driver, NodeParameters, unusable
+from smelt.runtime.cuda.plan import CudaLaunch, CudaMemory, CudaPlan
+
+FREE_SHARED: Final = 48 * 1024
+"""Bytes of shared memory that a block has unasked."""
+_ERROR_NBYTES = 16
+
+Allocate = Callable[[int], tuple[int, Any]]
+"""Bytes of the device's memory -> their address, and what owns them (torch's allocator makes both)."""
+
+
+class Arguments:
+    """The arguments of one launch as the driver reads them: addresses and words, then Triton's two null addresses."""
+
+    def __init__(self, code: CudaCode, words: Sequence[int]) -> None:
+        kinds = [_CTYPES.get(kind, ctypes.c_uint64) for _, kind in code.parameters]
+        self._values: list[Any] = [kind() for kind in (*kinds, ctypes.c_uint64, ctypes.c_uint64)]
+        self._array = (ctypes.c_void_p * len(self._values))(*(ctypes.addressof(v) for v in self._values))
+        self._code = code
+        for value, word in zip(self._values[len(kinds) - len(words) : len(kinds)], words, strict=True):
+            value.value = word
+
+    @property
+    def address(self) -> int:
+        """Of the array of the arguments' addresses."""
+        return ctypes.addressof(self._array)
+
+    def set(self, addresses: Sequence[int]) -> None:
+        """Set the addresses, which come first. Raises: SmeltError (S0405) for one that breaks a promise."""
+        for (name, _), multiple, address in zip(self._code.parameters, self._code.multiples, addresses, strict=False):
+            if address % multiple:
+                raise unusable(
+                    f"an address is no multiple of {multiple}",
+                    f"{name} of {self._code.name} is at {address:#x}",
+                    "pass a tensor that begins where its memory does, or compile without that promise",
+                )
+        for value, address in zip(self._values, addresses, strict=False):
+            value.value = address
+
+
+_CTYPES: Final[dict[str, Any]] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64}
+
+
+class CudaExecutable:
+    """A plan that is ready to be launched. Raises: SmeltError (S0405) where the GPU cannot have it."""
+
+    def __init__(self, plan: CudaPlan, driver: Driver, allocate: Allocate, device: int = 0) -> None:
+        self._plan, self._driver = plan, driver
+        self._modules: list[int] = []
+        self._graph = self._exec = 0
+        self._nodes: list[int] = []
+        self._arguments: list[Arguments] = []
+        self._bases: tuple[int, ...] = ()
+        self._stream: int | None = None
+        self._codes = {code.name: code for code in plan.kernels}
+        self._can_fail = any(_can_fail(code) for code in plan.kernels)
+        try:
+            self._check_architecture(driver.start(device))
+            self._functions = {code.name: self._loaded(code) for code in plan.kernels}
+            self._arena, self._arena_owner = allocate(max(plan.arena_nbytes, 1))
+            self._error, self._error_owner = allocate(_ERROR_NBYTES)
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_architecture(self, capability: int) -> None:
+        for code in self._plan.kernels:
+            # A cubin runs on later devices of its own generation; those of 9.0 and 10.0 on no others.
+            same = code.arch == capability if code.arch >= 90 else code.arch // 10 == capability // 10
+            if not same or code.arch > capability:
+                raise unusable(
+                    f"a kernel is compiled for sm_{code.arch}", f"this GPU is sm_{capability}",
+                    f"compile the program for {capability}",
+                )  # fmt: skip
+
+    def _loaded(self, code: CudaCode) -> int:
+        self._modules.append(self._driver.load_module(code.cubin))
+        function = self._driver.function(self._modules[-1], code.name)
+        if code.shared_nbytes > FREE_SHARED:
+            self._driver.allow_shared(function, code.shared_nbytes)
+        return function
+
+    # --- calls
+
+    def run(self, arguments: Sequence[int], state: Sequence[int], results: Sequence[int], stream: int) -> None:
+        """Launch the program on a stream, over memory at these addresses; returns at once.
+
+        The caller keeps the memory until the stream is past the launch. Raises: SmeltError (S0405).
+        """
+        groups = {"argument": arguments, "state": state, "result": results}
+        bases = tuple(self._base(memory, groups) for memory in self._plan.memories)
+        if not self._exec:
+            self._build(bases)
+        elif bases != self._bases:
+            self._change(bases)
+        if self._stream is not None and self._stream != stream:
+            # Both calls have the one arena.
+            self._driver.order(self._stream, stream)
+        self._stream = stream
+        self._driver.launch(self._exec, stream)
+
+    def failed(self, stream: int) -> bool:
+        """Whether a kernel of the last call refused its data: an index out of range, an integer division by zero. Waits
+        for the stream.
+        """
+        return self._can_fail and self._driver.read_word(self._error, stream) != 0
+
+    def _base(self, memory: CudaMemory, groups: dict[str, Sequence[int]]) -> int:
+        if memory.kind == "arena":
+            return self._arena + memory.number
+        return groups[memory.kind][memory.number]
+
+    def _addresses(self, launch: CudaLaunch, bases: Sequence[int]) -> list[int]:
+        found = [bases[number] for number in launch.buffers]
+        return [*found, self._error] if _can_fail(self._codes[launch.kernel]) else found
+
+    def _parameters(self, launch: CudaLaunch, arguments: Arguments) -> NodeParameters:
+        code = self._codes[launch.kernel]
+        function = self._functions[launch.kernel]
+        return NodeParameters(function, launch.programs, 32 * code.warps, code.shared_nbytes, arguments.address)
+
+    def _build(self, bases: tuple[int, ...]) -> None:
+        driver = self._driver
+        try:
+            self._graph = driver.graph()
+            first = [driver.add_memset(self._graph, (), self._error, 4)] if self._can_fail else []
+            for launch in self._plan.launches:
+                arguments = Arguments(self._codes[launch.kernel], launch.words)
+                arguments.set(self._addresses(launch, bases))
+                after = [self._nodes[number] for number in launch.after] or first
+                self._nodes.append(driver.add_kernel(self._graph, after, self._parameters(launch, arguments)))
+                self._arguments.append(arguments)
+            self._exec = driver.instantiate(self._graph)
+        except BaseException:
+            self._drop_graph()
+            raise
+        self._bases = bases
+
+    def _change(self, bases: tuple[int, ...]) -> None:
+        """Set the arguments of the nodes that touch other addresses than in the last call."""
+        changed = {n for n, (old, new) in enumerate(zip(self._bases, bases, strict=True)) if old != new}
+        # What is set in part is set anew in the next call.
+        self._bases = ()
+        try:
+            for launch, node, arguments in zip(self._plan.launches, self._nodes, self._arguments, strict=True):
+                if not changed.isdisjoint(launch.buffers):
+                    arguments.set(self._addresses(launch, bases))
+                    self._driver.set_kernel(self._exec, node, self._parameters(launch, arguments))
+        except BaseException:
+            self._drop_graph()
+            raise
+        self._bases = bases
+
+    # --- the end
+
+    def _drop_graph(self) -> None:
+        if self._exec:
+            self._driver.destroy_executable(self._exec)
+        if self._graph:
+            self._driver.destroy_graph(self._graph)
+        self._exec = self._graph = 0
+        self._nodes, self._arguments, self._bases = [], [], ()
+
+    def close(self) -> None:
+        """Destroy all that the driver made; the memory is its owner's."""
+        self._drop_graph()
+        for module in self._modules:
+            self._driver.unload_module(module)
+        self._modules = []
+
+
+def _can_fail(code: CudaCode) -> bool:
+    return any(name == "error" for name, _ in code.parameters)

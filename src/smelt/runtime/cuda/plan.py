@@ -1,0 +1,90 @@
+"""What a GPU runs at a call, as frozen data: kernels, memory, and launches with those that each waits for.
+
+Invariant: a launch waits for every earlier one that writes what it touches, or touches what it writes, parts of the
+arena that overlap included; launches that share nothing may run side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from smelt.runtime.cuda.code import CudaCode
+
+Kind: TypeAlias = Literal["argument", "state", "result", "arena"]
+
+
+@dataclass(frozen=True, slots=True)
+class CudaMemory:
+    """Memory that kernels touch: of an argument, of a parameter or constant, of a result, or a range of the arena.
+
+    number: which argument, state or result; of the arena it is the offset in bytes. nbytes: how much of it is touched.
+    """
+
+    kind: Kind
+    number: int
+    nbytes: int
+
+    def overlaps(self, other: CudaMemory) -> bool:
+        """Whether two have bytes in common. Arguments may share memory: those that are written are results."""
+        if self.kind != other.kind:
+            return False
+        if self.kind == "arena":
+            return self.number < other.number + other.nbytes and other.number < self.number + self.nbytes
+        return self.number == other.number
+
+
+@dataclass(frozen=True, slots=True)
+class CudaLaunch:
+    """One kernel's launch.
+
+    buffers: numbers of memories, in the kernel's order. words: the numbers behind their addresses. programs: blocks of
+    threads. writes: positions in `buffers` of what is written. after: numbers of the launches that come before it.
+    """
+
+    kernel: str
+    buffers: tuple[int, ...]
+    words: tuple[int, ...]
+    programs: int
+    writes: tuple[int, ...]
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CudaPlan:
+    """A program's launches in order."""
+
+    kernels: tuple[CudaCode, ...]
+    memories: tuple[CudaMemory, ...]
+    launches: tuple[CudaLaunch, ...]
+    arena_nbytes: int
+
+    def count(self, kind: Kind) -> int:
+        """How many arguments, states or results there are, those that no kernel touches left out at the end."""
+        return max((m.number + 1 for m in self.memories if m.kind == kind), default=0)
+
+
+def predecessors(memories: Sequence[CudaMemory], launches: Sequence[CudaLaunch]) -> tuple[tuple[int, ...], ...]:
+    """For each launch the earlier ones that it waits for, those that these wait for left out."""
+    found: list[tuple[int, ...]] = []
+    before: list[set[int]] = []
+    for number, launch in enumerate(launches):
+        direct: list[int] = []
+        known: set[int] = set()
+        for earlier in reversed(range(number)):
+            if earlier not in known and _meet(memories, launch, launches[earlier]):
+                direct.append(earlier)
+                known |= before[earlier] | {earlier}
+        found.append(tuple(sorted(direct)))
+        before.append(known)
+    return tuple(found)
+
+
+def _meet(memories: Sequence[CudaMemory], a: CudaLaunch, b: CudaLaunch) -> bool:
+    return any(
+        memories[x].overlaps(memories[y])
+        for i, x in enumerate(a.buffers)
+        for j, y in enumerate(b.buffers)
+        if i in a.writes or j in b.writes
+    )

@@ -1,0 +1,239 @@
+"""A driver without a GPU: it records each call, checks what it is asked, and its launches are interpreted.
+
+The device's memory is the host's, in allocations with a fence behind each. A launch decodes the array of arguments as
+the device would, and refuses what a device would crash on, or silently do wrong.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from smelt.codegen.triton.kernel import TritonSource
+from smelt.runtime.cuda.code import CudaCode
+from smelt.runtime.cuda.driver import NodeParameters, unusable
+from smelt.runtime.cuda.executable import FREE_SHARED
+from tests.triton.harness import interpreter
+
+_MOST_SHARED = 227 * 1024
+_FENCE, _POISON = 0xA5, 0x7F
+_ELEMENTS = {
+    "i8": torch.int8, "u8": torch.uint8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64,
+    "fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64,
+}  # fmt: skip
+
+
+class Device:
+    """Memory by address."""
+
+    def __init__(self) -> None:
+        self.live: dict[int, torch.Tensor] = {}
+        self._whole: list[torch.Tensor] = []
+
+    def allocate(self, nbytes: int, shift: int = 0) -> tuple[int, torch.Tensor]:
+        """New memory, poisoned, which begins `shift` bytes behind a multiple of 16; its address and its bytes."""
+        whole = torch.full((nbytes + 96,), _FENCE, dtype=torch.uint8)
+        begin = -whole.data_ptr() % 16 + shift
+        memory = whole[begin : begin + nbytes]
+        memory.fill_(_POISON)
+        self._whole.append(whole)
+        self.live[memory.data_ptr()] = memory
+        return memory.data_ptr(), memory
+
+    def upload(self, tensor: torch.Tensor, shift: int = 0) -> int:
+        """Memory with a tensor's elements as they are stored; its address."""
+        nbytes = tensor.untyped_storage().nbytes()
+        address, memory = self.allocate(nbytes, shift)
+        memory.copy_(torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()))  # type: ignore[call-overload]
+        return address
+
+    def find(self, address: int) -> tuple[torch.Tensor, int]:
+        """The memory that an address is in, and its offset there."""
+        for begin, memory in self.live.items():
+            if begin <= address < begin + memory.numel():
+                return memory, address - begin
+        raise AssertionError(f"{address:#x} is in no live memory")
+
+    def check_fences(self) -> None:
+        """Nobody wrote outside of the memory."""
+        for whole in self._whole:
+            inside = next(m for m in self.live.values() if m.untyped_storage().data_ptr() == whole.data_ptr())
+            before, behind = inside.storage_offset(), inside.storage_offset() + inside.numel()
+            assert bool((whole[:before] == _FENCE).all()) and bool((whole[behind:] == _FENCE).all())
+
+
+@dataclass
+class Node:
+    """A node of a graph: what it runs with its arguments as they were decoded, and the nodes before it."""
+
+    after: tuple[int, ...]
+    code: CudaCode | None = None
+    programs: int = 0
+    pointers: list[tuple[str, int]] = field(default_factory=list)
+    words: list[int] = field(default_factory=list)
+    zeroed: tuple[int, int] = (0, 0)
+
+
+class FakeDriver:
+    """`Driver` on a `Device`. fail: name of a call that fails, counting down from `fail_at`."""
+
+    def __init__(
+        self, device: Device, codes: Iterable[CudaCode], sources: Iterable[TritonSource], capability: int = 90
+    ) -> None:
+        self.device, self.capability = device, capability
+        self.codes = {code.name: code for code in codes}
+        self.sources = {source.name: source for source in sources}
+        self.calls: list[str] = []
+        self.fail, self.fail_at = "", 0
+        self.modules: dict[int, bytes] = {}
+        self.functions: dict[int, str] = {}
+        self.allowed: dict[int, int] = {}
+        self.graphs: dict[int, list[int]] = {}
+        self.nodes: dict[int, Node] = {}
+        self.executables: dict[int, list[int]] = {}
+        self._handles = 1000
+
+    def _record(self, name: str) -> int:
+        self.calls.append(name)
+        if name == self.fail:
+            self.fail_at -= 1
+            if self.fail_at < 0:
+                self.fail = ""
+                raise unusable(f"{name} failed", "out of memory", "free memory of the GPU")
+        self._handles += 1
+        return self._handles
+
+    def start(self, device: int) -> int:
+        self._record("start")
+        return self.capability
+
+    def load_module(self, image: bytes) -> int:
+        handle = self._record("load_module")
+        assert image.startswith(b"\x7fELF")
+        self.modules[handle] = image
+        return handle
+
+    def unload_module(self, module: int) -> None:
+        self._record("unload_module")
+        del self.modules[module]
+
+    def function(self, module: int, name: str) -> int:
+        handle = self._record("function")
+        assert name.encode() in self.modules[module]
+        self.functions[handle] = name
+        return handle
+
+    def allow_shared(self, function: int, nbytes: int) -> None:
+        self._record("allow_shared")
+        assert nbytes <= _MOST_SHARED
+        self.allowed[function] = nbytes
+
+    def graph(self) -> int:
+        handle = self._record("graph")
+        self.graphs[handle] = []
+        return handle
+
+    def destroy_graph(self, graph: int) -> None:
+        self._record("destroy_graph")
+        del self.graphs[graph]
+
+    def add_memset(self, graph: int, after: Sequence[int], address: int, nbytes: int) -> int:
+        handle = self._record("add_memset")
+        assert nbytes % 4 == 0 and address % 4 == 0
+        self.device.find(address + nbytes - 1)
+        self.nodes[handle] = Node(self._before(graph, after), zeroed=(address, nbytes))
+        self.graphs[graph].append(handle)
+        return handle
+
+    def add_kernel(self, graph: int, after: Sequence[int], parameters: NodeParameters) -> int:
+        handle = self._record("add_kernel")
+        self.nodes[handle] = self._decoded(parameters, self._before(graph, after))
+        self.graphs[graph].append(handle)
+        return handle
+
+    def _before(self, graph: int, after: Sequence[int]) -> tuple[int, ...]:
+        assert all(node in self.graphs[graph] for node in after)
+        return tuple(after)
+
+    def instantiate(self, graph: int) -> int:
+        handle = self._record("instantiate")
+        self.executables[handle] = list(self.graphs[graph])
+        return handle
+
+    def destroy_executable(self, executable: int) -> None:
+        self._record("destroy_executable")
+        del self.executables[executable]
+
+    def set_kernel(self, executable: int, node: int, parameters: NodeParameters) -> None:
+        self._record("set_kernel")
+        assert node in self.executables[executable]
+        self.nodes[node] = self._decoded(parameters, self.nodes[node].after)
+
+    def order(self, before: int, after: int) -> None:
+        self._record("order")
+        assert before != after
+
+    def read_word(self, address: int, stream: int) -> int:
+        self._record("read_word")
+        memory, offset = self.device.find(address)
+        return int(memory[offset : offset + 4].view(torch.int32))
+
+    # --- launches
+
+    def _decoded(self, parameters: NodeParameters, after: tuple[int, ...]) -> Node:
+        code = self.codes[self.functions[parameters.function]]
+        assert 0 < parameters.programs < 2**31 and parameters.threads == 32 * code.warps <= 1024
+        assert parameters.shared_nbytes == code.shared_nbytes
+        assert code.shared_nbytes <= max(FREE_SHARED, self.allowed.get(parameters.function, 0))
+        count = len(code.parameters)
+        array = (ctypes.c_void_p * (count + 2)).from_address(parameters.arguments)
+        node = Node(after, code, parameters.programs)
+        for (name, kind), multiple, where in zip(code.parameters, code.multiples, array[:count], strict=True):
+            assert where is not None
+            value = (ctypes.c_int32 if kind == "i32" else ctypes.c_int64).from_address(where).value
+            assert value % multiple == 0, f"{name} of {code.name} is no multiple of {multiple}"
+            if kind.startswith("*"):
+                self.device.find(value)
+                node.pointers.append((kind, value))
+            else:
+                node.words.append(value)
+        for where in array[count:]:
+            assert where is not None and ctypes.c_int64.from_address(where).value == 0
+        return node
+
+    def launch(self, executable: int, stream: int) -> None:
+        self._record("launch")
+        done: list[int] = []
+        waiting = list(self.executables[executable])
+        # The last that may run is the first, so that an order which the edges do not say is not there by chance.
+        while waiting:
+            ready = [n for n in waiting if all(before in done for before in self.nodes[n].after)]
+            assert ready, "the nodes of a graph wait for one another"
+            waiting.remove(ready[-1])
+            self._run(self.nodes[ready[-1]])
+            done.append(ready[-1])
+
+    def _run(self, node: Node) -> None:
+        if node.code is None:
+            memory, offset = self.device.find(node.zeroed[0])
+            memory[offset : offset + node.zeroed[1]] = 0
+            return
+        memories: list[torch.Tensor] = []
+        pointers: list[tuple[int, int, Any]] = []
+        for kind, address in node.pointers:
+            memory, offset = self.device.find(address)
+            at = next((k for k, m in enumerate(memories) if m is memory), None)
+            if at is None:
+                memories.append(memory)
+                at = len(memories) - 1
+            pointers.append((at, offset, _ELEMENTS[kind.removeprefix("*")]))
+        interpreter().launch(self.sources[node.code.name], memories, pointers, node.words, node.programs)
+
+    @property
+    def nothing_left(self) -> bool:
+        """Whether all that was made is destroyed."""
+        return not (self.modules or self.graphs or self.executables)
