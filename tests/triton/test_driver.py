@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import smelt
-from smelt.codegen.triton.program import GpuProgram, gpu_program
+from smelt.codegen.lower.gpu import GpuProgram, gpu_program
 from smelt.diag import SmeltError
 from smelt.ir import Node
 from smelt.runtime.cuda.driver import CudaDriver, NodeParameters

@@ -113,6 +113,8 @@ class _Planner:
     state: list[Node] = field(default_factory=list)
     kernels: list[GpuKernel] = field(default_factory=list)
     refused: list[tuple[Node, str]] = field(default_factory=list)
+    # Values that only exist inside a kernel.
+    gone: set[Value] = field(default_factory=set)
 
     def run(self) -> GpuProgram:
         for number, value in enumerate(self.graph.inputs):
@@ -121,6 +123,8 @@ class _Planner:
         found = partition(self.graph, lambda built: unsupported(built.nest))
         ends = {group.nodes[-1]: group for group in found.groups}
         inside = {node for group in found.groups for node in group.nodes}
+        roots = {root for group in found.groups for root in group.roots}
+        self.gone = {result for node in inside for result in node.results if result not in roots}
         for node in schedule(self.graph, found.facts, [g.nodes for g in found.groups]):
             if node in ends:
                 self._group(ends[node], found)
@@ -142,6 +146,8 @@ class _Planner:
         if node.op in _STATE and isinstance(node.result.type, TensorType):
             self.places[node.result] = self._placed("state", len(self.state), node.result)
             self.state.append(node)
+        elif view_source(node) in self.gone:
+            self.gone.update(node.results)
         elif not self._is_view(node):
             self.refused.append((node, "it has no kernel for a GPU"))
             for result in node.results:

@@ -1,0 +1,48 @@
+"""What a person sees of a program's kernels for a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from typer.testing import CliRunner
+
+import smelt
+from smelt.cli.app import app
+from smelt.inspect.gpu import gpu_listing
+
+PROGRAM = """
+import torch
+
+def make():
+    def f(x, w):
+        y = torch.softmax(x @ w, -1) * 2
+        return torch.softmax(y.exp(), 0), torch.softmax(x, -1), torch.softmax(w, -1)
+    return f, (torch.randn(16, 16), torch.randn(16, 16))
+"""
+
+
+def test_equal_kernels_once_and_what_has_none() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.softmax(x, -1), torch.softmax(w, -1), x @ w
+
+    args = (torch.randn(16, 16), torch.randn(16, 16))
+    text = gpu_listing(smelt.trace(f, args).graph_for(*args))
+    assert text.startswith("# 2 launches, the first of ")
+    assert text.count("@triton.jit\ndef smelt_rows_") == 1
+    assert "#     r0 = max f32 over (j0 < 16)" in text
+    assert text.rstrip().splitlines()[-2:] == [
+        "# Nodes without a kernel, so the program does not run on a GPU:",
+        "#   1 aten.mm.default: it has no kernel for a GPU",
+    ]
+
+
+def test_show(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    source = CliRunner().invoke(app, ["show", f"{file}:make", "--triton"])
+    assert source.exit_code == 0 and "tl.program_id(0)" in source.output and "without a kernel" in source.output
+    listing = CliRunner().invoke(app, ["show", f"{file}:make", "--ptx", "80"])
+    assert listing.exit_code == 0 and ".target sm_80" in listing.output
+    both = CliRunner().invoke(app, ["show", f"{file}:make", "--triton", "--code"])
+    assert both.exit_code == 2 and "exclude" in both.output
