@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -296,3 +300,15 @@ def test_no_driver_an_old_one_and_one_that_fails(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(SmeltError, match="cuGraphInstantiateWithFlags") as caught:
         driver.instantiate(1)
     assert "out of memory" in str(caught.value) and "free memory" in str(caught.value)
+
+
+@pytest.mark.nightly
+def test_the_prepared_script_runs_dry() -> None:
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        ["bash", "bench/h200.sh", "--dry-run"],
+        cwd=root, env=os.environ | {"PYTHON": sys.executable}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0 and "failed" not in done.stdout, done.stdout + done.stderr
+    for section in ("loads", "bits", "speed", "launches", "compiling"):
+        assert f"\n| {section} | " in done.stdout
