@@ -133,3 +133,33 @@ def test_lengths_that_do_not_fit_raise_as_in_eager(lengths: list[int]) -> None:
         with pytest.raises(RuntimeError) as got:
             compiled(x, torch.tensor(lengths))
     assert str(got.value) == str(wanted.value)
+
+
+def test_what_is_differentiated_later_runs_as_eager_does() -> None:
+    torch.manual_seed(0)
+    layer, lengths = nn.GRU(_INPUTS, _HIDDEN), torch.tensor([2, 5, 1])
+
+    def states(x: torch.Tensor) -> torch.Tensor:
+        return layer(pack_padded_sequence(x, lengths, enforce_sorted=False))[0].data
+
+    x, compiled = torch.randn(5, 3, _INPUTS), smelt.compile(states)
+    with pytest.warns(smelt.SmeltWarning, match="gru.data has no kernel without data"):
+        mine = torch.autograd.grad(compiled(x).sum(), list(layer.parameters()))
+    _same(mine, torch.autograd.grad(states(x).sum(), list(layer.parameters())))
+
+
+def test_a_step_that_differentiates_is_native() -> None:
+    torch.manual_seed(0)
+    layer = nn.GRU(_INPUTS, _HIDDEN)
+
+    def step(x: torch.Tensor, lengths: torch.Tensor) -> Any:
+        layer.zero_grad()
+        loss = layer(pack_padded_sequence(x, lengths, enforce_sorted=False))[0].data.square().sum()
+        loss.backward()
+        return loss.detach(), [p.grad for p in layer.parameters()]
+
+    compiled = smelt.compile(step)
+    for lengths in ([2, 5, 1], [5, 4, 1], [2, 2, 2]):
+        x = torch.randn(5, 3, _INPUTS)
+        _same(compiled(x, torch.tensor(lengths)), step(x, torch.tensor(lengths)))
+    assert not compiled.stats().fallbacks

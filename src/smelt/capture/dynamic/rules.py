@@ -156,8 +156,8 @@ def _conv(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 # Operators whose kernels without data take one step after the other.
 _LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-_PACKED = frozenset(f"aten.{name}.data" for name in _LAYERS)
-TURNS = frozenset(f"aten.{name}.input" for name in _LAYERS) | _PACKED
+PACKED_LAYERS = frozenset(f"aten.{name}.data" for name in _LAYERS)
+TURNS = frozenset(f"aten.{name}.input" for name in _LAYERS) | PACKED_LAYERS
 
 
 def _recurrent(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -294,7 +294,7 @@ _RULES: dict[str, Rule] = {
     **{f"aten.{name}.Tensor": _binary for name in ("add", "sub", "mul", "div")},
     **{f"aten.conv{n}d.default": _conv for n in (1, 2, 3)},
     **dict.fromkeys(TURNS, _recurrent),
-    **dict.fromkeys(_PACKED, _packed),
+    **dict.fromkeys(PACKED_LAYERS, _packed),
     **dict.fromkeys(("aten._is_all_true.default", "aten._is_any_true.default"), _truth),
     "aten.fill_diagonal_.default": _filled,
     "aten.softmax.int": _same_layout,

@@ -25,7 +25,7 @@ from smelt._torch.storage import same_storage
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.dims import dim_of, row_major
 from smelt.capture.dynamic.known import KnownValues
-from smelt.capture.dynamic.rules import TURNS, by_rule, has_rule
+from smelt.capture.dynamic.rules import PACKED_LAYERS, TURNS, by_rule, has_rule
 from smelt.capture.dynamic.values import for_torch, is_sized, number_of
 from smelt.capture.nested import NAMES as NESTED
 from smelt.capture.nested import PaddedInstead
@@ -550,6 +550,8 @@ class ShadowRecorder(Recorder):
             return None
         with unseen():
             found = by_rule(self.shadows, info.name, args, kwargs)
+        if found is None and info.name in PACKED_LAYERS:  # torch's kernel reads the lengths' data, which are not there
+            self.session.cannot(f"{info.name} has no kernel without data", "with gradients")
         if found is None and info.name in TURNS and max(args[0].shape) > _MOST_TURNS:
             self.session.cannot(
                 f"{info.name} takes a number of steps that depends on data", "with gradients or dropout"
