@@ -244,7 +244,8 @@ class _Partition:
     def _enter(self, node: Node, group: Group) -> bool:
         """Let a node join one group, stored as well where others need it."""
         nodes = self._ordered((node, *group.nodes))
-        why = self._obstacle(nodes, group.segment, self.facts.segment[node], (node,)) or self._holds_up(node, group)
+        # Paths are looked for last: there may be many.
+        why = self._holds_up(node, group) or self._obstacle(nodes, group.segment, self.facts.segment[node], (node,))
         if why:
             self._note((node, group.nodes[0]), False, why)
             return False
@@ -268,7 +269,7 @@ class _Partition:
         for group in groups:
             nodes = self._ordered((node, *group.nodes))
             segment = self.facts.segment[node]
-            if self._obstacle(nodes, group.segment, segment, (node,)) or self._holds_up(node, group):
+            if self._holds_up(node, group) or self._obstacle(nodes, group.segment, segment, (node,)):
                 return False
             trial = self.trials.of(nodes, self._roots_with(nodes, (group,), copied=(node,)))
             if trial.cost is None:
@@ -341,7 +342,7 @@ class _Partition:
     def _merge(self, a: Group, b: Group) -> Group | None:
         """One group of two, if a nest can hold them and costs no more."""
         nodes = self._ordered((*a.nodes, *b.nodes))
-        why = self._obstacle(nodes, a.segment, b.segment, nodes) or self._waits(a, b)
+        why = self._waits(a, b) or self._obstacle(nodes, a.segment, b.segment, nodes)
         if not why:
             trial = self.trials.of(nodes, self._roots_with(nodes, (a, b)))
             apart = a.nest_cost.total + b.nest_cost.total
@@ -406,10 +407,16 @@ class _Partition:
             return False
         last = self._reach(order[nodes[-1]])
         pending = [u for u in pending if order[u] <= last]
+        # The hottest loop of a partition: a large graph has its nodes looked at tens of thousands of times.
         seen, done = set(pending), set[Group]()
+        users_of, groups_of, units = self.users, self.groups_of, self.units
         while pending:
-            for partner in self._unit(pending.pop(), members, done):
-                for user in self._users(partner):
+            node = pending.pop()
+            groups = groups_of.get(node)
+            if groups and all(map(done.__contains__, groups)):
+                continue
+            for partner in self._unit(node, members, done) if groups else units.get(node, (node,)):
+                for user in users_of.get(partner) or self._users(partner):
                     if user in members:
                         return True
                     if user not in seen and order[user] <= last:
@@ -425,11 +432,8 @@ class _Partition:
         return self.users[node]
 
     def _unit(self, node: Node, members: set[Node], done: set[Group]) -> Iterable[Node]:
-        """The nodes that run when a node does: those of its groups, but for groups that were asked for before."""
-        groups = self.groups_of.get(node)
-        if not groups:
-            return self.units.get(node, (node,))
-        fresh = [g for g in groups if g not in done]
+        """The nodes of the groups that a node is in, but for groups that were asked for before."""
+        fresh = [g for g in self.groups_of[node] if g not in done]
         done.update(fresh)
         return [n for g in fresh for n in g.nodes if n not in members]
 
