@@ -67,12 +67,15 @@ class VectorMath:
             result = m.select(m.cmp("uno", x, x), x, result)
         return m.select(m.cmp("ogt", x, high), _INF, result)
 
-    def exp_or_infinite(self, x: str) -> str:
-        """e^x of normal numbers: infinite from the greatest on, about the least below it. NaN stays."""
+    def exp_above_normal(self, x: str) -> str:
+        """e^x where what is below the least normal number may be any as small: for sums with greater numbers."""
         m = self.m
+        if m.scales_nan:
+            return self.exp(x)
         low, high = (-87.0, 89.0) if self.bits == 32 else (-708.0, 710.0)
         q, _, n = self._exp_core(m.at_least(m.at_most(x, high), low))
-        return m.mul(m.power_of_two(n), m.add(q, 1.0))
+        # Half of 2^n: the greatest n has no 2^n. NaN is in q.
+        return m.mul(m.mul(m.power_of_two(m.isub(n, 1)), m.add(q, 1.0)), 2.0)
 
     def tanh_parts(self, x: str) -> tuple[str, str]:
         """t and s with tanh(x) = t / s, exact to the last digits near zero, too: t = +-(e^(2 |x|) - 1), s = 2 + |t|."""
@@ -267,12 +270,12 @@ class VectorMath:
     def sigmoid(self, x: str) -> str:
         """1 / (1 + e^-x)."""
         m = self.m
-        return m.div(1.0, m.add(self.exp(m.neg(x)), 1.0))
+        return m.div(1.0, m.add(self.exp_above_normal(m.neg(x)), 1.0))
 
     def silu(self, x: str) -> str:
         """x / (1 + e^-x)."""
         m = self.m
-        return m.div(x, m.add(self.exp(m.neg(x)), 1.0))
+        return m.div(x, m.add(self.exp_above_normal(m.neg(x)), 1.0))
 
     def gelu(self, x: str) -> str:
         """x / 2 * (1 + erf(x / sqrt(2))); as in eager's vectors, f32 overflows where x * 2 does."""
@@ -292,7 +295,7 @@ class VectorMath:
         m = self.m
         cube = m.mul(m.mul(x, x), x)
         inner = m.mul(m.fma(cube, 0.044715, x), 2.0 * math.sqrt(2.0 / math.pi))
-        return m.div(x, m.add(self.exp(m.neg(inner)), 1.0))
+        return m.div(x, m.add(self.exp_above_normal(m.neg(inner)), 1.0))
 
     def softplus(self, x: str) -> str:
         """log(1 + e^x), x itself above 20."""

@@ -347,4 +347,4 @@ class _Driver:
 
     def _opened(self, x: str) -> str:
         """What a number is divided by where it is multiplied by sigmoid(x)."""
-        return self.m.add(self.math.exp_or_infinite(self.m.neg(x)), 1.0)
+        return self.m.add(self.math.exp_above_normal(self.m.neg(x)), 1.0)
