@@ -6,6 +6,8 @@ off, reads the first element of its buffer at most (which exists: sizes are at l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from smelt.codegen.kernels.graph import StoreValue, Value
 from smelt.codegen.kernels.nest import Const, Index, Load
 from smelt.codegen.kernels.sizes import is_short_step
@@ -246,6 +248,21 @@ class Memory:
             self.write(bits.to_memory(name, dtype), element, at, lanes, dtype.itemsize, mask)
             return
         self._write_each(store, name, base, self.scattered(source.index, offset, places, lanes), mask)
+
+    def store_woven(self, group: Sequence[StoreValue], name: str) -> None:
+        """Write each lane of a register as often as there are stores, side by side."""
+        source, count, lanes = group[0].source, len(group), self.frame.span.lanes
+        dtype = self.frame.nest.buffers[source.buffer].dtype
+        bits = self.frame.bits(lanes)
+        element = bits.memory_element(dtype)
+        raw, type_ = bits.to_memory(name, dtype), vector_type(element, lanes)
+        at = self.fn.gep(
+            element, self.frame.base(source.buffer, source.index, element), self.frame.offset(source.index)
+        )
+        for number in range(count):
+            picks = ", ".join(f"i32 {(number * lanes + lane) // count}" for lane in range(lanes))
+            part = self.fn.let(f"shufflevector {type_} {raw}, {type_} poison, <{lanes} x i32> <{picks}>")
+            self.write(part, element, self.fn.gep(element, at, number * lanes), lanes, dtype.itemsize, None)
 
     def _write_one(self, store: StoreValue, name: str, at: str, element: str, dtype: DType) -> None:
         bits = self.frame.bits(1)

@@ -81,6 +81,36 @@ def accesses(graph: Graph) -> Iterator[tuple[Index, DType, Value | StoreValue]]:
         yield store.source.index, graph.nest.buffers[store.source.buffer].dtype, store
 
 
+def woven(stores: Sequence[StoreValue], loop: int) -> list[tuple[StoreValue, ...]]:
+    """Stores one by one, but those together that put one value side by side, of which lanes along a loop go on behind
+    each other.
+    """
+    found: list[tuple[StoreValue, ...]] = []
+    for store in stores:
+        group = found[-1] if found else ()
+        if group and _goes_on(group, store, loop):
+            found[-1] = (*group, store)
+        else:
+            found.append((store,))
+    return [
+        part
+        for group in found
+        for part in ([group] if equals(group[0].source.index.strides[loop], len(group)) else [(s,) for s in group])
+    ]
+
+
+def _goes_on(group: tuple[StoreValue, ...], store: StoreValue, loop: int) -> bool:
+    first, source = group[0].source, store.source
+    plain = all(s.source.mode == "set" and s.where is None and not s.positions for s in (group[0], store))
+    return (
+        plain
+        and (source.buffer, source.index.strides) == (first.buffer, first.index.strides)
+        and store.value is group[0].value
+        and equals(source.index.offset, first.index.offset + len(group))
+        and is_short_step(source.index.strides[loop])
+    )
+
+
 def lane_count(graph: Graph, isa: Isa) -> int:
     """Lanes of a vector: a register full of the widest type, but of 4 bytes where there are floats of 4."""
     nbytes = 4 * isa.f32_lanes
@@ -224,6 +254,7 @@ def lane_cost(graph: Graph, loop: int, lanes: int) -> float | None:
     bit = 1 << loop
     inner = loop >= len(nest.outer)
     cost = 0.0
+    side_by_side = {id(s) for group in woven(graph.stores, loop) if len(group) > 1 for s in group}
     for index, _, owner in accesses(graph):
         step = index.strides[loop]
         positions = owner.positions if isinstance(owner, StoreValue) else owner.args[: len(index.gathers)]
@@ -233,7 +264,7 @@ def lane_cost(graph: Graph, loop: int, lanes: int) -> float | None:
                 return None
             if equals(step, 0) and (not inner or owner.loops & bit):
                 return None
-            cost += 1.0 if _is_level(step) else _SCATTERED_STORE * lanes
+            cost += 1.0 if _is_level(step) or id(owner) in side_by_side else _SCATTERED_STORE * lanes
         elif equals(step, 0) and not moves:
             cost += 0.2
         elif is_short_step(step) and not moves:

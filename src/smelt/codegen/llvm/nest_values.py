@@ -9,6 +9,7 @@ from smelt.codegen.kernels.nest import Const, Load, Op, Position, Reduce, Scan
 from smelt.codegen.llvm.lanes_types import register_type, vector_type
 from smelt.codegen.llvm.nest_frame import Frame
 from smelt.codegen.llvm.nest_memory import Memory
+from smelt.codegen.llvm.nest_schedule import woven
 from smelt.diag import InternalError
 from smelt.ir import DType
 from smelt.ir.sizes import is_symbolic
@@ -184,8 +185,17 @@ class Values:
                 for root in store.roots:
                     self.at(root)
                 self.places(store.positions, store, store.where)
-        for store in stores:
-            self.store(store)
+        lane = self.frame.schedule.lane
+        if lane is None or self.frame.span.lanes == 1 or self.frame.mask() is not None:
+            for store in stores:
+                self.store(store)
+            return
+        for group in woven(stores, lane):
+            if len(group) > 1 and group[0].loops & self.memory.lane_bit():
+                self.memory.store_woven(group, self.wide(group[0].value, self.frame.span.lanes))
+            else:
+                for store in group:
+                    self.store(store)
 
     def store(self, store: StoreValue) -> None:
         """Emit a store for the copy at hand."""

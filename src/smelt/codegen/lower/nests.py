@@ -24,6 +24,7 @@ from smelt.codegen.fusion.index import Unfusible
 from smelt.codegen.fusion.partition import Partition, partition
 from smelt.codegen.fusion.parts import part_of
 from smelt.codegen.fusion.pull import Memory, Where
+from smelt.codegen.fusion.repeats import without_repeats
 from smelt.codegen.fusion.replay import Blank, Loaded, Number, Replay, Source, replay_of
 from smelt.codegen.fusion.rules import RULES
 from smelt.codegen.fusion.schedule import NO_DELAYS, schedule
@@ -224,6 +225,8 @@ class Nests:
         if targets:
             built = replace(built, nest=reads_first(built.nest))
         parts = far_stages(built.nest) or stages(built.nest)
+        if not targets:
+            parts = tuple(replace(stage, nest=without_repeats(stage.nest)) for stage in parts)
         if is_part and len(parts) > 1:
             raise Unfusible("what it writes to is read in a part of its own")
         refused = why_not(built, targets, len(parts) > 1) if targets else {}
