@@ -7,7 +7,7 @@ from math import inf
 
 import torch
 
-from smelt.ir import Arg
+from smelt.ir import Arg, DType
 from smelt.ops.composites import as_torch_does
 from smelt.ops.record import Call, Emitter, OpRecord, Sample, Samples, Trait, library, sample, tensor_type
 from smelt.ops.samples import all_operands, bools, each, fixed, float_operands, floats, ints, special, strided
@@ -76,6 +76,33 @@ def _scan() -> Iterator[Sample]:
     yield sample(strided(3, 4), 0)
     yield sample(ints(3, 4), 1)
     yield sample(torch.empty(0, 3), 0)
+
+
+def _lower_diff(b: Emitter, call: Call) -> Arg | None:
+    """x[1:] - x[:-1]; of booleans, whether they differ."""
+    x, dim = call["self"], call["dim"]
+    if call["n"] != 1 or not tensor_type(x).rank:
+        return None
+    joined = tuple(each for each in (call["prepend"], x, call["append"]) if each is not None)
+    if len(joined) > 1:
+        x = b.call("aten.cat.default", joined, dim)
+    length = tensor_type(x).sizes[dim]
+    if length < 2:
+        return None
+    later = b.call("aten.slice.Tensor", x, dim, 1, length)
+    earlier = b.call("aten.slice.Tensor", x, dim, 0, length - 1)
+    is_bool = tensor_type(x).dtype is DType.BOOL
+    return b.call("aten.logical_xor.default" if is_bool else "aten.sub.Tensor", later, earlier)
+
+
+def _differences() -> Iterator[Sample]:
+    yield sample(floats(3, 4))
+    yield sample(strided(3, 4), 1, 0)
+    yield sample(ints(3, 4), 1, -1, ints(3, 1))
+    yield sample(floats(3, 4), 1, 1, floats(3, 2), floats(3, 1))
+    yield sample(bools(3, 4), 1, 0)
+    yield sample(floats(3, 4), 2, 0)
+    yield sample(floats(1, 4), 1, 0)
 
 
 REDUCTIONS: tuple[OpRecord, ...] = (
@@ -217,6 +244,7 @@ REDUCTIONS: tuple[OpRecord, ...] = (
         _scan,
         traits=Trait.KEPT_IN_F32 | Trait.ANY_RANK | Trait.COSTLY | Trait.READS_ALL | Trait.SHRINKS | Trait.ONE_BY_ONE,
     ),
+    OpRecord("aten.diff.default", "torch.diff", _differences, lower=_lower_diff, exact=True),
     OpRecord(
         "aten.sort.default",
         "torch.sort",

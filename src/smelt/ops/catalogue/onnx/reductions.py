@@ -207,13 +207,15 @@ def _topk(b: OnnxEmitter, call: Call, results: Types) -> tuple[OnnxValue, ...]:
 
 
 def _diff(b: OnnxEmitter, call: Call, results: Types) -> OnnxValue:
-    if call["n"] != 1:
-        raise NoOnnxForm("differences of differences have no form")
+    if call["n"] < 1:
+        raise NoOnnxForm("differences of order 0 have no form")
     axis = axis_of(call["dim"], rank_of(call["self"]))
     parts = [b.value(call[name]) for name in ("prepend", "self", "append") if call[name] is not None]
     x = parts[0] if len(parts) == 1 else b.op("Concat", *parts, axis=axis)
-    later, before = sliced(b, x, axis, 1, LAST), sliced(b, x, axis, 0, -1)
-    return b.op("Xor", later, before) if x.dtype is DType.BOOL else arithmetic(b, "Sub", later, before)
+    for _ in range(call["n"]):
+        later, before = sliced(b, x, axis, 1, LAST), sliced(b, x, axis, 0, -1)
+        x = b.op("Xor", later, before) if x.dtype is DType.BOOL else arithmetic(b, "Sub", later, before)
+    return x
 
 
 def _histogram(b: OnnxEmitter, call: Call, results: Types) -> OnnxValue:

@@ -53,6 +53,12 @@ def _along(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
     return Correspondence((dims, *others), tuple(dims for _ in results(node)))
 
 
+def _differences(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
+    """As `_along`, with what is put in front and behind divided like the operand."""
+    found = _along(node, call)
+    return None if found is None else Correspondence(found.operands[:1] * len(found.operands), found.results)
+
+
 def _normed(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
     """`layer_norm`, `rms_norm`: the dimensions in front of the normalised ones."""
     if not is_known(node):
@@ -175,7 +181,7 @@ def _counted(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
 _ALONG = (
     "aten.softmax.int", "aten._softmax.default", "aten.log_softmax.int", "aten._log_softmax.default",
     "aten.cumsum.default", "aten.cumprod.default", "aten.sort.default", "aten.sort.stable", "aten.argsort.default",
-    "aten.diff.default", "aten.topk.default", "aten.logcumsumexp.default", "aten.cummax.default",
+    "aten.topk.default", "aten.logcumsumexp.default", "aten.cummax.default",
 )  # fmt: skip
 PICKS = ("aten.index.Tensor", "aten.index_select.default")
 """Rows by their numbers."""
@@ -183,7 +189,7 @@ OF_COUNTS = ("aten.cumsum.default", "aten.to.dtype", "aten._to_copy.default")
 """Of whole numbers: what is computed of shares adds up to what is computed of the sum."""
 RULES: Mapping[str, Rule] = MappingProxyType({
     "aten.sum.dim_IntList": _summed, "aten.sum.default": _whole_sum,
-    **dict.fromkeys(_KEPT, _kept), **dict.fromkeys(_ALONG, _along),
+    **dict.fromkeys(_KEPT, _kept), **dict.fromkeys(_ALONG, _along), "aten.diff.default": _differences,
     "aten.layer_norm.default": _normed, "aten.native_layer_norm.default": _normed, "aten.rms_norm.default": _normed,
     "aten.group_norm.default": _group_normed, "aten.gather.default": _gathered, "aten.scatter.src": _scatter,
     "aten.scatter_add.default": _scatter, "aten.index.Tensor": _indexed, "aten.index_select.default": _index_select,
