@@ -6,7 +6,7 @@ from smelt.codegen.fusion.index import Idx, Unfusible
 from smelt.codegen.fusion.pointwise import clamped, formula, result_dtype, unary
 from smelt.codegen.fusion.promote import is_float, math_dtype
 from smelt.codegen.fusion.pull import Pull
-from smelt.codegen.kernels.nest import Expr
+from smelt.codegen.kernels.nest import Const, Expr, Op
 from smelt.codegen.kernels.operations import INTEGERS
 from smelt.ir import DType, Node
 
@@ -108,3 +108,11 @@ def gelu(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
 def _gelu_of_infinity(p: Pull, m: DType, x: Expr) -> Expr:
     """Eager's vectors multiply infinity by zero within the error function: NaN."""
     return p.op("fma", m, x, p.const(0.0, m), p.op("gelu", m, x))
+
+
+def without_vectors(expr: Expr) -> Expr | None:
+    """What eager on a GPU computes in place of an operator that its vectors on a CPU compute otherwise; None: the same."""
+    match expr:
+        case Op(op="fma", args=(_, Const(value=0.0), Op(op="gelu") as whole)):
+            return whole
+    return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
+from smelt.codegen.fusion.activations import without_vectors
 from smelt.codegen.fusion.build import Built, build
 from smelt.codegen.fusion.chunks import Stage, stages
 from smelt.codegen.fusion.groups import Group
@@ -19,6 +20,7 @@ from smelt.codegen.fusion.partition import Partition, partition
 from smelt.codegen.fusion.pull import Memory
 from smelt.codegen.fusion.rules import RULES
 from smelt.codegen.fusion.schedule import schedule
+from smelt.codegen.fusion.tidy import mapped_statement
 from smelt.codegen.kernels.nest import Nest
 from smelt.codegen.lower.arena import Lifetime, aligned, plan_offsets
 from smelt.codegen.lower.geometry import Geometry, view_geometry
@@ -93,6 +95,10 @@ def gpu_program(graph: Graph, is_aligned: bool = True) -> GpuProgram:
     return _Planner(graph, is_aligned).run()
 
 
+def _is_static(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.is_static
+
+
 @dataclass(slots=True)
 class _Block:
     """A memory in the making; of the arena also when it is in use, by numbers of kernels."""
@@ -113,12 +119,14 @@ class _Planner:
     state: list[Node] = field(default_factory=list)
     kernels: list[GpuKernel] = field(default_factory=list)
     refused: list[tuple[Node, str]] = field(default_factory=list)
+    # Of views that are several tensors.
+    lists: dict[Value, list[Place]] = field(default_factory=dict)
     # Values that only exist inside a kernel.
     gone: set[Value] = field(default_factory=set)
 
     def run(self) -> GpuProgram:
         for number, value in enumerate(self.graph.inputs):
-            if isinstance(value.type, TensorType):
+            if _is_static(value):
                 self.places[value] = self._placed("argument", number, value)
         found = partition(self.graph, lambda built: unsupported(built.nest))
         ends = {group.nodes[-1]: group for group in found.groups}
@@ -143,7 +151,7 @@ class _Planner:
 
     def _single(self, node: Node) -> None:
         """A node outside of all groups: state, a view, or nothing that a kernel computes."""
-        if node.op in _STATE and isinstance(node.result.type, TensorType):
+        if node.op in _STATE and _is_static(node.result):
             self.places[node.result] = self._placed("state", len(self.state), node.result)
             self.state.append(node)
         elif view_source(node) in self.gone:
@@ -152,18 +160,28 @@ class _Planner:
             self.refused.append((node, "it has no kernel for a GPU"))
             for result in node.results:
                 # The kernels behind it can be shown all the same.
-                if isinstance(result.type, TensorType):
+                if _is_static(result):
                     self.places[result] = self._placed("arena", 0, result)
 
     def _is_view(self, node: Node) -> bool:
-        source = view_source(node)
-        if source is None or (place := self._place(source)) is None:
+        """Whether a node only says how memory is looked at; its results are placed then."""
+        operand = node.args[0] if node.op == "unpack" else view_source(node)
+        if not isinstance(operand, Value):
             return False
-        geometries = view_geometry(node, source, place.geometry)
-        if geometries is None or len(geometries) != len(node.results):
+        if node.op == "unpack":
+            places = self.lists.get(operand)
+        else:
+            place = self._place(operand)
+            geometries = None if place is None else view_geometry(node, operand, place.geometry)
+            places = None if geometries is None or place is None else [Place(place.memory, g) for g in geometries]
+        if places is None:
             return False
-        for result, geometry in zip(node.results, geometries, strict=True):
-            self.places[result] = Place(place.memory, geometry)
+        if len(node.results) == 1 and not isinstance(node.result.type, TensorType):
+            self.lists[node.result] = places
+        elif len(places) == len(node.results):
+            self.places.update(zip(node.results, places, strict=True))
+        else:
+            return False
         return True
 
     def _place(self, value: Value) -> Place | None:
@@ -187,6 +205,8 @@ class _Planner:
 
         try:
             built = build(group.roots, found.facts.inside(group.nodes), RULES, where, into)
+            body = tuple(mapped_statement(statement, without_vectors) for statement in built.nest.body)
+            built = replace(built, nest=replace(built.nest, body=body))
             self._launch(group, built, stages(built.nest))
         except Unfusible as why:
             self.refused.append((group.nodes[-1], str(why)))
