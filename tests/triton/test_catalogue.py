@@ -61,7 +61,7 @@ def interpreted(program: GpuProgram, tensors: Sequence[Tensor]) -> list[Tensor]:
     return found
 
 
-@pytest.mark.spread(12)
+@pytest.mark.spread(32)
 @pytest.mark.parametrize("record", [r for r in CATALOGUE if not r.uninitialised], ids=lambda r: r.name)
 def test_samples_equal_eager(record: OpRecord) -> None:
     for sample in record.samples():

@@ -83,7 +83,7 @@ def test_exp_is_libdevices_with_denormals() -> None:
     assert ".ftz.f32" not in text.replace("ex2.approx.ftz.f32", "")
 
 
-@pytest.mark.spread(40)
+@pytest.mark.spread(80)
 @pytest.mark.parametrize(
     ("record", "dtype"),
     [(r, d) for r in KERNEL_OPS if r.name not in ("cast", "select") for d in sorted(r.operands, key=str)],
@@ -97,7 +97,7 @@ def test_every_operation_compiles(record: KernelOp, dtype: DType) -> None:
     assert source.name in compile_cuda([source], 90)
 
 
-@pytest.mark.spread(9)
+@pytest.mark.spread(27)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("kind", ["sum", "prod", "max", "argmin", "argmax_element", "any"])
 @pytest.mark.parametrize("dtype", [F32, DType.F64, DType.BF16, DType.I64, DType.U8, DType.BOOL], ids=str)

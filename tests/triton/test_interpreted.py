@@ -146,7 +146,7 @@ OPERATIONS = [
 ]
 
 
-@pytest.mark.spread(7)
+@pytest.mark.spread(16)
 @pytest.mark.parametrize(("record", "dtype"), OPERATIONS)
 def test_operations(record: KernelOp, dtype: DType) -> None:
     made, tensors, out = _of_operation(record, dtype)
@@ -262,7 +262,7 @@ def test_the_least_integer_by_minus_one_wraps(dtype: DType) -> None:
 # --- reductions and scans
 
 
-@pytest.mark.spread(8)
+@pytest.mark.spread(24)
 @pytest.mark.parametrize("form", INNER)
 @pytest.mark.parametrize("kind", ["sum", "prod", "max", "min", "argmax", "argmin", "argmax_element", "argmin_element"])
 @pytest.mark.parametrize("dtype", [F32, DType.F64, DType.I64, DType.I32, DType.U8], ids=str)
@@ -275,6 +275,7 @@ def test_rows_and_columns(kind: str, dtype: DType, form: Form) -> None:
         check(by_column, [x], torch.zeros(columns, dtype=out), tolerance=1e-5, form=form, b=16)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("form", INNER)
 @pytest.mark.parametrize("kind", ["any", "all"])
 def test_any_and_all(kind: str, form: Form) -> None:
@@ -284,6 +285,7 @@ def test_any_and_all(kind: str, form: Form) -> None:
         check(reduce_rows(kind, 4, n, DType.BOOL), [x], torch.zeros(4, dtype=torch.bool), form=form, b=16)
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("form", INNER)
 @pytest.mark.parametrize("kind", ["max", "min", "argmax", "argmin", "argmax_element", "argmin_element"])
 def test_ties_nan_and_infinities(kind: str, form: Form) -> None:
@@ -318,6 +320,7 @@ def test_several_inner_loops() -> None:
         check(made, [drawn([6, 7, 5])], torch.zeros(7, dtype=torch.int64), form=form, b=8)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("form", INNER)
 @pytest.mark.parametrize("sizes", [(1, 1), (3, 5), (5, 100)], ids=str)
 def test_softmax_and_layer_norm(sizes: tuple[int, int], form: Form) -> None:
@@ -331,6 +334,7 @@ def test_softmax_of_half_floats(dtype: DType) -> None:
     check(softmax(4, 77, dtype), [drawn([4, 77], dtype)], torch.zeros(4, 77, dtype=TORCH_DTYPE[dtype]), tolerance=1e-2)
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("form", INNER)
 @pytest.mark.parametrize("kind", ["sum", "prod", "max", "min"])
 def test_scans(kind: str, form: Form) -> None:
@@ -381,7 +385,7 @@ def _same(made: Nest, fuzz: Fuzz, form: Form, r: int, note: str) -> None:
 
 
 def test_random_nests() -> None:
-    for seed in (1, 4):
+    for seed in (4,):
         compare(seed)
 
 
