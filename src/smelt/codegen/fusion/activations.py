@@ -111,7 +111,7 @@ def _gelu_of_infinity(p: Pull, m: DType, x: Expr) -> Expr:
 
 
 def without_vectors(expr: Expr) -> Expr | None:
-    """What eager on a GPU computes in place of an operator that its vectors on a CPU compute otherwise; None: the same."""
+    """What eager on a GPU computes, where its vectors on a CPU compute something else; None: the same."""
     match expr:
         case Op(op="fma", args=(_, Const(value=0.0), Op(op="gelu") as whole)):
             return whole
