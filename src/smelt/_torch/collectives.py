@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import distributed
 
 TRACING, WRAP = "_are_we_tracing", "_maybe_wrap_tensor"
 _FUNCTIONAL = ("_c10d_functional.", "_c10d_functional_autograd.", "c10d_functional.")
@@ -35,6 +36,12 @@ def functional_collectives() -> ModuleType | None:
 def wait() -> Any:
     """The operator that waits for a functional collective; None where this torch has none."""
     return getattr(getattr(torch.ops._c10d_functional, "wait_tensor", None), "default", None)
+
+
+def all_gather_single(made: torch.Tensor, own: torch.Tensor, group: Any = None) -> None:
+    """Gather tensors of one size from all processes into one: public, and named otherwise before torch 2.13."""
+    name = "all_gather_single" if hasattr(distributed, "all_gather_single") else "all_gather_into_tensor"
+    getattr(distributed, name)(made, own, group)
 
 
 def default_store() -> Any:

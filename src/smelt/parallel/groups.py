@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from smelt._torch.collectives import default_store
+from smelt._torch.collectives import all_gather_single, default_store
 from smelt.diag import RanksError, SmeltError
 from smelt.ops.collectives import part_of, whole_of
 from smelt.ops.expert_rows import by_expert, counts_of, splits
@@ -84,7 +84,7 @@ class Groups:
         rows = _rows(tensor, shard, max(shard.sizes) * shard.blocks)
         made = rows.new_empty((len(shard.sizes) * rows.shape[0], *rows.shape[1:]))
         with self.watching("all_gather", axis):
-            dist.all_gather_into_tensor(made, rows, self.groups[axis])
+            all_gather_single(made, rows, self.groups[axis])
         return _joined(made.chunk(len(shard.sizes)), shard)
 
     def reduce_scatter(self, tensor: torch.Tensor, shard: Shard, axis: str) -> torch.Tensor:
@@ -157,7 +157,7 @@ class Groups:
         own = [zlib.crc32(text.encode()) for text in (said, *(along.get(name, "") for name in self.mesh.names))]
         every = torch.empty(dist.get_world_size() * len(own), dtype=torch.int64)
         with self.watching("comparing notes", ""):
-            dist.all_gather_into_tensor(every, torch.tensor(own))
+            all_gather_single(every, torch.tensor(own))
         rows = every.view(-1, len(own)).tolist()
         if all(row == rows[0] for row in rows) or self._agree_along(rows):
             return
