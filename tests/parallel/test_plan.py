@@ -188,3 +188,40 @@ def test_a_program_that_asks_for_data_is_run() -> None:
     for words in ((), ("--batch", "8")):
         status, text = _run(f"{_HERE}:by_data", "--mesh", "dp=2", *words)
         assert status == 0 and f"batch {8 if words else 4}" in text
+
+
+class Named(nn.Module):
+    """Takes its second argument by a name, and has a third one between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+
+    def forward(self, x: torch.Tensor, scale: float = 2.0, y: torch.Tensor | None = None) -> torch.Tensor:
+        h = self.layers(x) * scale
+        return h.square().mean() if y is None else (h - y).square().mean()
+
+
+class OnlyNamed(Named):
+    def forward(self, x: torch.Tensor, *, y: torch.Tensor) -> torch.Tensor:
+        return super().forward(x, y=y)
+
+
+def named() -> tuple[nn.Module, tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    return Named(), (torch.ones(8, 8),), {"y": torch.zeros(8, 8)}
+
+
+def only_named() -> tuple[nn.Module, tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    return OnlyNamed(), (torch.ones(8, 8),), {"y": torch.zeros(8, 8)}
+
+
+def test_arguments_by_name_and_what_a_pipeline_takes() -> None:
+    more = ("--stages", "4", "--schedule", "interleaved", "--microbatches", "4", "--batch", "32", "--json")
+    status, text = _run(f"{_HERE}:named", "--mesh", "pp=2", *more)
+    assert status == 0, text
+    sent = [kind["sent"]["pp"] for kind in json.loads(text)["kinds"]]
+    assert all(one for one in sent)
+    status, text = _run(f"{_HERE}:only_named", "--mesh", "dp=2")
+    assert status and "gives 'y', which forward takes by name only" in text
+    _, again = _run(f"{_HERE}:named", "--mesh", "dp=2", "--json")
+    assert json.loads(again)["mesh"] == {"dp": 2}

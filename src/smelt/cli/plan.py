@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json as json_
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from smelt.inspect.cluster import local_figures
 from smelt.inspect.planned import page_of, text_of, to_dict
 from smelt.parallel.figures import TYPICAL, Figures, Kernels, link_of, rate_of
 from smelt.parallel.mesh import Mesh
+from smelt.parallel.module import positional
 from smelt.schedules import Ready
 from smelt.scheduling import Schedule
 from smelt.scheduling.parallel_steps import marks_of
@@ -32,9 +34,18 @@ def plan(
     target: Annotated[str, typer.Argument(help=HELP + " Or it returns a smelt.Schedule.", show_default=False)],
     mesh: Annotated[str, typer.Option(help="The axes and their sizes: dp=64,tp=8,pp=4.", show_default=False)],
     batch: Annotated[int | None, typer.Option(min=1, help="Samples of a step, of all ranks together.")] = None,
-    schedule: Annotated[_Order, typer.Option(help="The order of a pipeline's microbatches.")] = "1f1b",
-    microbatches: Annotated[int | None, typer.Option(min=1, help="Of a pipeline. Default: one a stage.")] = None,
-    stages: Annotated[int | None, typer.Option(min=1, help="Of a pipeline. Default: one a rank.")] = None,
+    schedule: Annotated[
+        _Order,
+        typer.Option(help="Of a pipeline: 1f1b stores few microbatches, gpipe all; interleaved: more stages a rank."),
+    ] = "1f1b",
+    microbatches: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of a pipeline: with more, ranks wait less and send more. Default: by the batch."),
+    ] = None,
+    stages: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of a pipeline: twice the ranks, say, with interleaved. Default: one a rank."),
+    ] = None,
     optimizer: Annotated[_Optimizer, typer.Option(help="Whose state takes memory.")] = "adamw",
     forward: Annotated[bool, typer.Option("--forward", help="Results alone: no gradients, no update.")] = False,
     flops: Annotated[str | None, typer.Option(help="A rank's operations a second in products: 300T.")] = None,
@@ -57,8 +68,10 @@ def plan(
     has the equations, and how well they fit runs of 1, 2 and 4 processes.
 
     Axes called tp..., dp... and pp... are divided by the ready schedules
-    tensor_parallel, data_parallel and pipeline. A factory that returns a
-    smelt.Schedule has said itself what is divided how.
+    tensor_parallel, data_parallel and pipeline; --stages, --microbatches and
+    --schedule are what pipeline takes. A factory that returns a smelt.Schedule
+    has said itself what is divided how. Arguments may have names:
+    return model, (), {"input_ids": ids, "labels": ids}
 
     \b
     In model.py:
@@ -76,6 +89,8 @@ def plan(
           for other machines than this one
       smelt plan model.py:gpt --mesh pp=2 --microbatches 4 --html plan.html
           stages, and the page with the time line
+      smelt plan model.py:gpt --mesh pp=2 --stages 4 --schedule interleaved --microbatches 4
+          two stages on each rank: see how long ranks wait then
     """
     axes = Mesh.of(mesh)
     figures = _figures(flops, memory, link or [], measure, threads)
@@ -139,12 +154,13 @@ def _scheduled(
             f"{target} gives a {type(loaded.function).__name__}", why="only a module can be divided among ranks",
             fix="return a torch.nn.Module and its arguments", code="S0605",
         )  # fmt: skip
-    if loaded.kwargs:
+    model = loaded.function
+    args, named = positional(inspect.signature(type(model).forward), tuple(loaded.args), loaded.kwargs)
+    if named:
         raise ScheduleError(
-            f"{target} gives arguments by name", why="the ready schedules take them by position",
-            fix="return (model, args)", code="S0605",
+            f"{target} gives {', '.join(map(repr, named))}, which forward takes by name only",
+            why="what is divided among ranks are positional arguments", fix="leave them out", code="S0605",
         )  # fmt: skip
-    model, args = loaded.function, loaded.args
     if batch is not None:
         bare = runs_without_data(model, args)
         model, args = meta_copy(model) if bare else model, grown(args, batch, has_data=not bare)
