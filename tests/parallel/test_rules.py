@@ -5,11 +5,14 @@ The ranks together have to compute what the operator computes, and its gradients
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+import smelt
 from smelt.ir import Graph, TensorType, Value
 from smelt.ops.catalogue import CATALOGUE, record_of
 from smelt.ops.catalogue.sharding import FORMS, RULES
@@ -72,7 +75,109 @@ def test_a_rule_divides_right(name: str) -> None:
     assert _check(name) or name in FORMS or name in _NEVER_DIVIDED
 
 
-_NEVER_DIVIDED = frozenset[str]()
+_NEVER_DIVIDED = frozenset((
+    # Samples of which weights are larger than what is divided (`test_a_rule_saves_a_gather`), or parts are unequal.
+    "aten.lstm.input", "aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input", "aten.concat.default",
+    "aten.concatenate.default",
+))  # fmt: skip
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.LSTM(8, 6, 2, batch_first=True), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x)[0])
+
+
+class Einsum(nn.Module):
+    """Attention by equations, with weights of three dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Parameter(torch.randn(8, 4, 3)) for _ in range(3))
+        self.out, self.norm = nn.Parameter(torch.randn(4, 3, 8)), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (torch.einsum("...sw,whd->...shd", self.norm(x), w) for w in (self.q, self.k, self.v))
+        weights = torch.einsum("bshd,bthd->bhst", q, k).softmax(-1)
+        return torch.einsum("bhst,bthd,hdw->bsw", weights, v, self.out)
+
+
+class Places(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.first, self.second, self.name = nn.Linear(8, 8), nn.Linear(8, 8), name
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(_PLACES[self.name](self.first(x)))
+
+
+_PLACES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "fft": lambda x: torch.fft.irfft(torch.fft.rfft(x, dim=1), n=x.shape[1], dim=1),
+    "fft2": lambda x: torch.fft.fft2(x).real + torch.view_as_real(torch.fft.fft(x, dim=1)).sum(-1),
+    "windows": lambda x: F.pad(x, (0, 0, 0, 1)).unfold(1, 2, 1).sum(-1),
+    "strided": lambda x: x.as_strided((x.shape[0], 3, 4, 8), (48, 8, 8, 1)).mean(1).repeat(1, 2, 1)[:, :6],
+    "add": lambda x: x.index_add(1, torch.tensor([1, 1]), x[:, :2]),
+    "put": lambda x: x.transpose(0, 1).index_put((torch.tensor([1, 4]),), x[:, 0]).transpose(0, 1),
+    "pool": lambda x: x + F.adaptive_avg_pool1d(x.transpose(1, 2), 1).transpose(1, 2),
+    "glu": lambda x: F.glu(x.repeat(1, 1, 2)).tril(),
+    "pool of images without a batch": lambda x: F.max_pool2d(x, 3, 1, 1),
+    "any": lambda x: torch.where((x > 9).any() | (x < 9).all(), x, -x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _PLACES)
+def test_what_goes_by_places(name: str) -> None:
+    torch.manual_seed(0)
+    s = smelt.schedule(Places(name).double(), (torch.randn(4, 6, 8, dtype=torch.float64),))
+    proof = s.data_parallel("dp").verify(mesh="dp=2", steps=1)
+    assert proof.error < 1e-9
+    # What is sent is gradients, and no more than that of the sequence.
+    assert proof.ranks[0].sent["dp"][0] <= 6, proof
+
+
+@pytest.mark.parametrize("make", [Recurrent, Einsum])
+def test_a_rule_saves_a_gather(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, x = make().double(), torch.randn(6, 5, 8, dtype=torch.float64)
+    s = smelt.schedule(model, (x,)).data_parallel("dp")
+    assert s.verify(mesh="dp=2", steps=2).error < 1e-9
+    assert "dist.all_gather" not in str(s.graphs("dp=2", 0)["forward"])
+
+
+def test_products_by_equations_are_divided_by_heads() -> None:
+    torch.manual_seed(0)
+    ready = smelt.schedules.tensor_parallel(Einsum().double(), (torch.randn(3, 5, 8, dtype=torch.float64),), ranks=2)
+    assert ready.applied["tensors"] == 4
+    assert ready.schedule.verify(mesh="tp=2", steps=2).error < 1e-9
+    assert "dist.all_gather" not in str(ready.schedule.graphs("tp=2", 0)["forward"])
+
+
+@pytest.mark.parametrize(
+    "loss", [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy_with_logits]
+)
+@pytest.mark.parametrize("mesh", ["dp=3", "pp=2"])
+def test_losses_by_elements(loss: Callable[..., Tensor], mesh: str) -> None:
+    class Fitted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return loss(self.second(self.first(x).tanh()), y)
+
+    torch.manual_seed(0)
+    s = smelt.schedule(
+        Fitted().double(), (torch.randn(8, 8, dtype=torch.float64), torch.rand(8, 4, dtype=torch.float64))
+    )
+    if mesh == "pp=2":
+        s.pipeline(2, microbatches=4)
+    else:
+        s.data_parallel("dp")
+        assert "dist.all_gather" not in str(s.graphs(mesh, 0)["forward"])
+    assert s.verify(mesh=mesh, steps=2).error < 1e-9
 
 
 @pytest.mark.spread(3)

@@ -65,13 +65,16 @@ def product_weights(graph: Graph) -> dict[str, Node]:
     found: dict[str, Node] = {}
     for node in graph.walk():
         record = record_of(node.op)
-        if record is None or (record.product is None and "conv" not in node.op and "_grouped_mm" not in node.op):
+        if record is None or (record.product is None and not any(name in node.op for name in _ALSO_PRODUCTS)):
             continue
         for value in node.operands():
             source = _stored(value)
             if source is not None and isinstance(value.type, TensorType) and len(value.type.sizes) > 1:
                 found.setdefault(source, node)
     return found
+
+
+_ALSO_PRODUCTS = ("conv", "_grouped_mm", "einsum")
 
 
 def _stored(value: Value) -> str | None:

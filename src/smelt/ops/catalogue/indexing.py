@@ -273,13 +273,13 @@ INDEXING: tuple[OpRecord, ...] = (
     OpRecord(
         "aten.tril.default",
         "torch.tril",
-        fixed(lambda: [sample(floats(3, 4)), sample(strided(3, 4), 1)]),
+        fixed(lambda: [sample(floats(3, 4)), sample(floats(2, 3, 3)), sample(strided(3, 4), 1)]),
         traits=Trait.ANY_RANK,
     ),
     OpRecord(
         "aten.triu.default",
         "torch.triu",
-        fixed(lambda: [sample(floats(3, 4)), sample(strided(3, 4), -1)]),
+        fixed(lambda: [sample(floats(3, 4)), sample(floats(2, 3, 3)), sample(strided(3, 4), -1)]),
         traits=Trait.ANY_RANK,
     ),
     OpRecord(

@@ -10,13 +10,21 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from smelt.ir import Node
-from smelt.ops.catalogue.sharding import between, layers, pointwise, products, reductions, views
+from smelt.ops.catalogue.sharding import between, layers, places, pointwise, products, reductions, views
 from smelt.ops.catalogue.sharding.forms import FORMS, WANTS
 from smelt.ops.placements import Correspondence, Rule
 from smelt.ops.registry import arguments_of, schema_of
 
 RULES: Mapping[str, Rule] = MappingProxyType(
-    {**views.RULES, **reductions.RULES, **products.RULES, **layers.RULES, **pointwise.RULES, **between.RULES}
+    {
+        **views.RULES,
+        **reductions.RULES,
+        **products.RULES,
+        **layers.RULES,
+        **places.RULES,
+        **pointwise.RULES,
+        **between.RULES,
+    }
 )
 
 

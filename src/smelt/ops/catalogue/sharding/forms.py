@@ -12,11 +12,12 @@ from typing import TypeAlias
 from smelt.ir import Arg, Node, TensorType, Value
 from smelt.ops import collectives as dist
 from smelt.ops.catalogue.gradients.attention import products
-from smelt.ops.catalogue.sharding import experts
+from smelt.ops.catalogue.sharding import experts, places
 from smelt.ops.catalogue.sharding.forming import Form, Parting, call_of, device_of, divided
 from smelt.ops.catalogue.sharding.terms import dims_arg, ones_in_order, sizes_of
 from smelt.ops.lowering import GraphEmitter
 from smelt.ops.placements import WHOLE, Partial, Placement, Replicate, Rows, Shard, offsets
+from smelt.ops.registry import as_call, schema_of
 
 
 def _linear(part: Parting, node: Node) -> Sequence[tuple[Value, Placement]] | None:
@@ -192,6 +193,61 @@ def _mean(part: Parting, node: Node) -> Sequence[tuple[Value, Placement]] | None
     return [(b.call("aten.div.Tensor", total, count), Partial())]
 
 
+def _any(part: Parting, node: Node) -> Sequence[tuple[Value, Placement]] | None:
+    """`any`, `all` of what is divided: of counts of all ranks."""
+    given = node.args[0]
+    assert isinstance(given, Value)
+    at = divided(part, given)
+    if at is None or len(node.args) > 1:
+        return None
+    b, is_any = part.emitter, node.op == "aten.any.default"
+    count = b.call("aten.sum.default", b.call("aten.ne.Scalar" if is_any else "aten.eq.Scalar", part.get(given, at), 0))
+    total = b.call(dist.ALL_REDUCE, count, "sum", part.axis)
+    return [(b.call("aten.gt.Scalar" if is_any else "aten.eq.Scalar", total, 0), WHOLE)]
+
+
+_LOSSES = (
+    "aten.mse_loss.default", "aten.l1_loss.default", "aten.smooth_l1_loss.default", "aten.huber_loss.default",
+    "aten.binary_cross_entropy_with_logits.default", "aten.binary_cross_entropy.default",
+    "aten.soft_margin_loss.default",
+)  # fmt: skip
+
+
+def _loss(part: Parting, node: Node) -> Sequence[tuple[Value, Placement]] | None:
+    """A loss by elements: a mean counts those of all ranks."""
+    call = call_of(node)
+    given = [v for v in node.operands() if isinstance(v.type, TensorType)]
+    at = next((found for v in given if (found := divided(part, v)) is not None), None)
+    if at is None or len(given) != 2 or sizes_of(given[0]) != sizes_of(given[1]):
+        return None
+    schema, count = schema_of(node.op), given[0].type
+    assert schema is not None and isinstance(count, TensorType)
+    own = {name: part.get(arg, at) for name, arg in call.items() if isinstance(arg, Value)}
+    args, kwargs = as_call(schema, {**call, **own, "reduction": 2 if call["reduction"] else 0})
+    made = part.emitter.call(node.op, *args, **kwargs)
+    if call["reduction"] == 0:
+        return [(made, at)]
+    return [(made if call["reduction"] == 2 else part.emitter.call("aten.div.Tensor", made, count.numel), Partial())]
+
+
+def _nll(part: Parting, node: Node) -> Sequence[tuple[Value, Placement]] | None:
+    """Of rows, as cross-entropy."""
+    call = call_of(node)
+    given, target = call["self"], call["target"]
+    assert isinstance(given, Value) and isinstance(target, Value)
+    at = divided(part, given)
+    rows = at if at is not None and at.dim == 0 else divided(part, target)
+    if rows is None or call.get("weight") is not None or len(sizes_of(given)) != 2:
+        return None
+    own = part.get(given, Shard(0, rows.sizes, rows.blocks))
+    wanted = part.get(target, Shard(0, rows.sizes, rows.blocks))
+    losses = part.emitter.call(node.op, own, wanted, None, 0, call["ignore_index"])
+    if call["reduction"] == 0:
+        return [(losses, Shard(0, rows.sizes, rows.blocks))]
+    ignored = part.emitter.call("aten.eq.Scalar", wanted, call["ignore_index"])
+    return [(_combined(part.emitter, call, losses, ignored, part.axis), Partial())]
+
+
 def _dropout(part: Parting, node: Node) -> Sequence[tuple[Value, Placement]] | None:
     """The numbers that one process would draw: all ranks draw all of them, and use their part."""
     call = call_of(node)
@@ -340,5 +396,7 @@ FORMS: Mapping[str, Form] = MappingProxyType({
     "aten.linear.default": _linear, "aten.addmm.default": _addmm, "aten.embedding.default": _embedding,
     "aten.cross_entropy_loss.default": _cross_entropy, "aten.mean.dim": _mean, "aten.mean.default": _mean,
     "aten.dropout.default": _dropout, "aten.scaled_dot_product_attention.default": _attention,
-    "aten._native_batch_norm_legit_functional.default": _batch_norm, **experts.FORMS,
+    "aten._native_batch_norm_legit_functional.default": _batch_norm, **experts.FORMS, **places.FORMS,
+    "aten.any.default": _any, "aten.all.default": _any, "aten.nll_loss_nd.default": _nll,
+    **dict.fromkeys(_LOSSES, _loss),
 })  # fmt: skip

@@ -65,15 +65,29 @@ def _convolution(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
 
 
 def _pooled(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
-    """Images and channels."""
+    """Images and channels: all in front of the one to three dimensions that it goes along."""
     if not is_known(node):
         return None
     sizes = tensors(node)[0].sizes
-    made = results(node)
-    if any(t.sizes[:2] != sizes[:2] for t in made):
+    made, front = results(node), len(sizes) - next(n for n in (1, 2, 3) if f"{n}d" in node.op)
+    if front < 1 or any(t.sizes[:front] != sizes[:front] for t in made):
         return None
-    dims: Dims = (Dim("d0"), Dim("d1"), *(None for _ in sizes[2:]))
+    dims: Dims = (*numbered(front), *(None for _ in sizes[front:]))
     return Correspondence((dims,), tuple(dims for _ in made))
+
+
+def _recurrent(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
+    """`lstm`, `gru`, `rnn_tanh`, `rnn_relu`: the batch, in what goes in and out and in the states."""
+    given = tensors(node)
+    if not is_known(node) or len(given[0].sizes) != 3:
+        return None
+    wide: Dims = (_BATCH, None, None) if call.get("batch_first") is True else (None, _BATCH, None)
+    states = len(results(node)) - 1
+    of_states = tuple((None, _BATCH, None) for _ in range(states))
+    weights = tuple((None,) * len(t.sizes) for t in given[1 + states :])
+    if any(len(t.sizes) != 3 for t in given[1 : 1 + states]):
+        return None
+    return Correspondence((wide, *of_states, *weights), (wide, *of_states))
 
 
 def _batch_norm(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
@@ -102,6 +116,8 @@ def _resized(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
 _POOLS = (
     "aten.max_pool2d.default", "aten.avg_pool2d.default", "aten.adaptive_avg_pool2d.default",
     "aten.max_pool1d.default", "aten.avg_pool1d.default", "aten.max_pool2d_with_indices.default",
+    "aten.adaptive_avg_pool1d.default", "aten.adaptive_avg_pool3d.default", "aten.adaptive_max_pool1d.default",
+    "aten.adaptive_max_pool2d.default", "aten.avg_pool3d.default", "aten.max_pool3d.default",
     "aten.upsample_nearest2d.vec", "aten.upsample_bilinear2d.vec", "aten.upsample_bicubic2d.vec",
 )  # fmt: skip
 _CONVOLUTIONS = ("aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default")
@@ -109,5 +125,6 @@ _NORMS = ("aten.batch_norm.default", "aten._native_batch_norm_legit_functional.d
 RULES: Mapping[str, Rule] = MappingProxyType({
     "aten.embedding.default": _embedding, "aten.scaled_dot_product_attention.default": _attention,
     "aten.one_hot.default": _one_hot, **dict.fromkeys(_CONVOLUTIONS, _convolution),
+    **{f"aten.{name}.input": _recurrent for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
     **dict.fromkeys(_POOLS, _pooled), **dict.fromkeys(_NORMS, _batch_norm),
 })  # fmt: skip

@@ -26,6 +26,11 @@ _ALSO: Final = frozenset((
     "aten.isnan.default", "aten.isfinite.default", "aten.isinf.default", "aten.__and__.Tensor", "aten.__or__.Tensor",
     "aten.bitwise_not.default", "aten.logical_not.default", "aten.hardswish.default", "aten.hardsigmoid.default",
     "aten.hardtanh.default", "aten.clip.default", "aten.clamp.default", "aten.clamp.Tensor", "aten.dropout.default",
+    "aten.absolute.default", "aten.greater.Tensor", "aten.greater_equal.Tensor", "aten.less.Tensor",
+    "aten.less_equal.Tensor", "aten.not_equal.Tensor", "aten.arctan.default", "aten.arccos.default",
+    "aten.arcsin.default", "aten.fix.default", "aten.special_expit.default", "aten.special_erf.default",
+    "aten.log_sigmoid.default", "aten.divide.Tensor_mode", "aten.__and__.Scalar", "aten.__or__.Scalar",
+    "aten.lift_fresh.default", "aten.broadcast_tensors.default", "aten.real.default", "aten.imag.default",
     "aten.greater.Scalar", "aten.less.Scalar", "aten.not_equal.Scalar",
 ))  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from smelt.ir import Arg, Node, Value
@@ -76,9 +76,60 @@ def _grouped(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
     return Correspondence(((None, _SUM), (None, _SUM, _COLUMN), (None,)), ((None, _COLUMN),), {"k": "sum"}, _EACH)
 
 
+def _einsum(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
+    """The letters of the equation; those of the result that it leaves out are summed over."""
+    text, operands = call["equation"], [t.sizes for t in tensors(node)]
+    if not is_known(node) or not isinstance(text, str):
+        return None
+    left, arrow, right = text.replace(" ", "").partition("->")
+    terms = left.split(",")
+    most = max((len(sizes) - len(term.replace("...", "")) for term, sizes in zip(terms, operands, strict=True)
+                if "..." in term), default=0)  # fmt: skip
+    letters = [_letters(term, len(sizes), most) for term, sizes in zip(terms, operands, strict=True)]
+    if any(len(one) != len(sizes) or len(set(one)) != len(one) for one, sizes in zip(letters, operands, strict=True)):
+        return None  # a diagonal
+    every = [one for term in letters for one in term]
+    if arrow:
+        made = _letters(right, len(right.replace("...", "")) + (most if "..." in right else 0), most)
+    else:
+        made = [
+            *(f"...{i}" for i in range(most)),
+            *sorted(c for c in set(every) if len(c) == 1 and every.count(c) == 1),
+        ]
+    length: dict[str, int] = {}
+    for term, sizes in zip(letters, operands, strict=True):
+        for letter, size in zip(term, sizes, strict=True):
+            length[letter] = max(length.get(letter, 0), size)
+
+    def labels(term: Sequence[str], sizes: Sequence[int]) -> Dims:
+        return tuple(
+            Dim(letter) if size == length[letter] else None for letter, size in zip(term, sizes, strict=True)
+        )  # fmt: skip
+
+    if len(made) != len(results(node)[0].sizes):
+        return None
+    summed = dict.fromkeys(set(every) - set(made), "sum")
+    # What is broadcast along a letter that is summed counts as often as that is long, on each rank.
+    alone = {a for term, sizes in zip(letters, operands, strict=True) for a, n in zip(term, sizes, strict=True)
+             if n != length[a]}  # fmt: skip
+    if alone & summed.keys():
+        return None
+    each = tuple(frozenset((i,)) for i in range(len(operands)))
+    return Correspondence(
+        tuple(map(labels, letters, operands)), (labels(made, results(node)[0].sizes),), summed, each
+    )  # fmt: skip
+
+
+def _letters(term: str, rank: int, most: int) -> list[str]:
+    """The letters of a term, an ellipsis as the dimensions that it stands for, counted from the back."""
+    front, dots, back = term.partition("...")
+    count = rank - len(front) - len(back) if dots else 0
+    return [*front, *(f"...{i}" for i in range(most - count, most)), *back]
+
+
 _PRODUCTS = ("aten.matmul.default", "aten.mm.default", "aten.bmm.default", "aten.mv.default", "aten.dot.default")
 RULES: Mapping[str, Rule] = MappingProxyType({
     **dict.fromkeys(_PRODUCTS, _matmul), "aten.linear.default": _linear, "aten.addmm.default": _addmm,
     "aten.baddbmm.default": _addmm, "aten.outer.default": _outer,
-    "aten._grouped_mm.default": _grouped,
+    "aten._grouped_mm.default": _grouped, "aten.einsum.default": _einsum,
 })  # fmt: skip

@@ -371,6 +371,7 @@ RULES = MappingProxyType({
     "aten.narrow.default": _narrowed, "aten.cat.default": _joined, "aten.stack.default": _stacked,
     "aten.flip.default": _flipped, "aten.roll.default": _flipped, "aten.pad.default": _padded,
     "aten.constant_pad_nd.default": _padded, "aten.slice_scatter.default": _scattered,
-    "aten.select_scatter.default": _scattered,
+    "aten.select_scatter.default": _scattered, "aten.concat.default": _joined, "aten.concatenate.default": _joined,
+    "aten.squeeze.dims": _dropped,
     **dict.fromkeys(_PERMUTES, _permuted), **dict.fromkeys(_SPLITS, _split),
 })  # fmt: skip
