@@ -55,6 +55,29 @@ def test_unequal_shares_are_not_divided_again() -> None:
         t.verify(mesh="dp=2,tp=2")
 
 
+def test_stages_whose_ranks_store_unequal_shares_end_in_one_place() -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(10, 4)
+            self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in ((4, 8), (8, 4), (4, 4), (4, 4), (4, 8), (4, 4)))
+            self.head = nn.Linear(4, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.table(x)
+            a, b, c, d, e, f = self.layers
+            h = torch.sigmoid(d(torch.tanh(c(b(a(h).relu())))))
+            h, g = e(h).chunk(2, -1)
+            return self.head(f(h * g.tanh()))
+
+    torch.manual_seed(0)
+    s = smelt.schedule(Wide(), (torch.randint(10, (4, 2)),)).shard_state("tp")
+    s.pipeline(2, "pp", microbatches=4)
+    assert s.verify(mesh="pp=2,tp=3", steps=1).error < 1e-5
+    (entry,) = s.build(mesh="pp=2,tp=3", rank=2).__dict__["forward"].entries
+    assert not entry.part.is_even  # so it ends its stages where the first rank does
+
+
 _TWICE: dict[str, tuple[Callable[[smelt.Schedule], object], Callable[[smelt.Schedule], object], str]] = {
     "stages of stages": (lambda s: s.pipeline(2), lambda s: s.pipeline(4), "has stages already"),
     "a batch twice": (lambda s: s.data_parallel("dp"), lambda s: s.data_parallel("dp"), "divided along 'dp' already"),

@@ -57,7 +57,9 @@ class Parted:
     @property
     def is_even(self) -> bool:
         """Whether all ranks have as much of everything."""
-        return all(not isinstance(at, Shard) or at.is_even for one in self.placements.values() for at in one.values())
+        # What is stored divided, and used whole, is whole as a value.
+        every = (*self.placements.values(), *self.state.values(), *self.inputs.values())
+        return all(not isinstance(at, Shard) or at.is_even for one in every for at in one.values())
 
     def of_output(self, number: int, whole: torch.Tensor) -> torch.Tensor:
         """What the rank has of an output."""

@@ -3,8 +3,8 @@
     %1 = a %x; %2 = b %x; %3 = sum %1; %4 = sum %2    ==>    %1 = a %x; %3 = sum %1; %2 = b %x; %4 = sum %2
 
 Of the nodes that may come next, always the one that frees most and makes least; the earlier in the source where equal.
-The new order is kept only where its peak is lower. Nodes with effects keep their order among themselves, and whatever
-touches memory that is written keeps its place relative to the write.
+The new order is kept only where its peak is lower. Nodes with effects, and messages between ranks, keep their order
+among themselves, and whatever touches memory that is written keeps its place relative to the write.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 from smelt.analysis import Aliases, alias_analysis, dependence, is_static, nbytes, used_by
 from smelt.analysis.dependence import Dependence
 from smelt.ir import STATE_OPS, Graph, Node, Region, Value, values_in
-from smelt.ops.collectives import START, WAIT
+from smelt.ops.collectives import COLLECTIVES, START, WAIT
 from smelt.ops.effects import effects
 from smelt.passes.base import Pass, PassContext, Peak
 from smelt.rewrite import Rewriter
@@ -202,13 +202,19 @@ def _predecessors(source: list[Node], needs: dict[Node, set[Value]], aliases: Al
             last_write[root] = node
         for root in touched - written:
             touched_since.setdefault(root, []).append(node)
-        if not effect.is_pure or effect.may_throw:
+        if not effect.is_pure or effect.may_throw or _sends(node):
             if last_effect is not None:
                 before.add(last_effect)
             last_effect = node
         before.discard(node)
         found[node] = before
     return found
+
+
+def _sends(node: Node) -> bool:
+    """Whether ranks meet in a node. What they compute may have other sizes on each, and so another best order: they
+    come to each other in the same one."""
+    return node.op in COLLECTIVES or any(_sends(inner) for region in node.regions for inner in region)
 
 
 order = Pass(
