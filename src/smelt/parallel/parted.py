@@ -58,8 +58,9 @@ class Parted:
     def is_even(self) -> bool:
         """Whether all ranks have as much of everything."""
         # What is stored divided, and used whole, is whole as a value.
-        every = (*self.placements.values(), *self.state.values(), *self.inputs.values())
-        return all(not isinstance(at, Shard) or at.is_even for one in every for at in one.values())
+        given = (at for lies in (*self.state.values(), *self.inputs.values()) for at in lies.values())
+        made = (at for lies in self.placements.values() for at in lies.values())
+        return all(not isinstance(at, Shard) or at.is_even for at in (*given, *made))
 
     def of_output(self, number: int, whole: torch.Tensor) -> torch.Tensor:
         """What the rank has of an output."""
