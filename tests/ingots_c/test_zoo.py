@@ -71,3 +71,35 @@ def test_architectures(tmp_path: Path) -> None:
     share = sum(what == "exported" for what in tried.values()) / len(tried)
     assert share >= _LEAST, (share, tried)
     assert all(what == "exported" or "aten." in what or "Python" in what for what in tried.values()), tried
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "opt", "t5"])
+@pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
+def test_free_sizes(name: str, tmp_path: Path) -> None:
+    """One function for all batches and lengths of a range."""
+    pytest.importorskip("transformers")
+    from tests.zoo.build import build
+
+    sample = build(name)
+    batch, tokens, written = (smelt.Dim(d, min=2, max=most) for d, most in (("b", 3), ("q", 20), ("r", 10)))
+    dims = {key: {0: batch, 1: written if "decoder" in key else tokens} for key in sample.inputs}
+    with torch.no_grad():
+        smelt.trace(sample.model, (), dict(sample.inputs), dynamic_shapes=dims).save(
+            tmp_path / "m.ingot", targets=targets()[:1]
+        )
+    exported = export(tmp_path / "m.ingot", tmp_path / "build")
+    assert [str(each) for each in exported.signatures[0].free][:2] == ["b = 2..3", "q = 2..20"]
+    entry = smelt.load(tmp_path / "m.ingot").entry("forward")
+    method, context = entry.method, Library(exported).open(exported.weights).context(2)
+    for rows, length in ((2, 2), (3, 20), (2, 13), (3, 5)):
+        sizes = {key: (rows, min(length, 10) if "decoder" in key else length) for key in sample.inputs}
+        given = {
+            key: torch.ones(size, dtype=torch.int64) if "mask" in key else torch.randint(3, 20, size)
+            for key, size in sizes.items()
+        }
+        inputs = structure.flatten(method.args, method.kwargs, (), given, len(method.places))
+        values = entry._values(inputs)
+        assert entry.native(tuple(values.values())) is not None
+        with torch.no_grad():
+            wanted = [each for each in entry._outputs(inputs, values) if isinstance(each, (torch.Tensor, int, float))]
+        assert alike(context.call("forward", *inputs), wanted), (rows, length)
