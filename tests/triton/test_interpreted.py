@@ -30,6 +30,7 @@ from smelt.codegen.kernels.operations import KERNEL_OPS, KernelOp
 from smelt.codegen.kernels.simplify import simplify_nest
 from smelt.codegen.triton.emit import emit_triton, unsupported
 from smelt.codegen.triton.layout import FORMS, Form, fits
+from smelt.diag import InternalError
 from smelt.ir import DType
 from tests.kernels.machine import TORCH_DTYPE
 from tests.kernels.nests import (
@@ -198,6 +199,19 @@ def test_in_place(form: Form) -> None:
     body = [Reduce("s", "sum", x, F32), Store(0, at(70, 1), op("sub", x, Ref("s", F32)))]
     kernel = check(nest([F32], (4,), (70,), body), [], drawn([4, 70]), tolerance=1e-5, form=form, b=16)
     assert "tl.debug_barrier()" in kernel.source.text
+
+
+def test_rows_that_are_reversed_in_place_are_whole() -> None:
+    x = Load(0, Index(69, (70, -1)), F32)
+    body = [Reduce("s", "sum", x, F32), Store(0, at(70, 1), op("add", x, Ref("s", F32)))]
+    made = nest([F32], (4,), (70,), body)
+    assert check(made, [], drawn([4, 70]), tolerance=1e-5).form == "rows"
+    for form in ("chunk", "serial"):
+        with pytest.raises(InternalError, match="in the form"):
+            emit_triton(made, form)
+    far = Load(0, Index(19_999, (20_000, -1)), F32)
+    long = [Reduce("s", "sum", far, F32), Store(0, at(20_000, 1), op("add", far, Ref("s", F32)))]
+    assert "rows are too long" in str(unsupported(nest([F32], (4,), (20_000,), long)))
 
 
 @pytest.mark.parametrize("form", ["flat", "tile"])

@@ -23,7 +23,7 @@ from smelt.codegen.kernels.simplify import simplify_nest
 from smelt.codegen.triton.frame import Frame
 from smelt.codegen.triton.helpers import HELPERS, used
 from smelt.codegen.triton.kernel import PLACEHOLDER, TritonKernel, TritonSource
-from smelt.codegen.triton.layout import Form, Layout, choose, fits
+from smelt.codegen.triton.layout import FORMS, Form, Layout, choose, fits
 from smelt.codegen.triton.reduce import Reducer
 from smelt.codegen.triton.values import Values
 from smelt.codegen.triton.vmath import is_supported, pointer_type
@@ -50,11 +50,11 @@ def emit_triton(nest: Nest, form: Form | None = None, r: int = 0, b: int = 0, is
     nest = simplify_nest(nest)
     graph = Graph(nest)
     reason = _obstacle(graph)
-    if reason is None and form is not None and not fits(graph, form):
-        reason = f"it has not the form {form}"
     if reason is not None:
         raise InternalError(f"a nest cannot be emitted: {reason}", notes=(str(nest),))
     layout = choose(graph, form, r, b)
+    if not fits(graph, layout.form):
+        raise InternalError(f"a nest cannot be emitted in the form {layout.form}", notes=(str(nest),))
     frame = Frame(graph, layout)
     _Program(frame).emit()
     return _kernel(frame, layout, is_aligned)
@@ -94,6 +94,8 @@ def _obstacle(graph: Graph) -> str | None:
             return f"there is no Triton code for {value.dtype}"
         if isinstance(value.source, Op) and not is_supported(value.source.op, operand_dtype(value)):
             return f"there is no Triton code for {value.source.op} of {operand_dtype(value)}"
+    if nest.inner and not any(fits(graph, form) for form in FORMS):
+        return "an iteration would load what one before it stored, and rows are too long to be whole"
     for store in graph.stores:
         if (reason := _store_obstacle(nest, store)) is not None:
             return reason

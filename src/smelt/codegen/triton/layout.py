@@ -79,7 +79,23 @@ def fits(graph: Graph, form: Form) -> bool:
     nest = graph.nest
     if form in ("flat", "tile"):
         return not nest.inner and (form == "flat" or len(nest.outer) > 1)
-    return bool(nest.inner) and (form != "rows" or prod(nest.inner) <= _LONGEST_ROW)
+    if form == "rows":
+        return bool(nest.inner) and prod(nest.inner) <= _LONGEST_ROW
+    return bool(nest.inner) and not _loads_what_is_stored(graph)
+
+
+def _loads_what_is_stored(graph: Graph) -> bool:
+    """Whether an inner point loads what another one stores: an iteration would see what one before it stored."""
+    inner = slice(len(graph.nest.outer), None)
+    stores = {(s.source.buffer, s.source.index) for s in graph.stores}
+    written = {buffer for buffer, _ in stores}
+    for value in graph.values:
+        load = value.source
+        if isinstance(load, Load) and load.buffer in written and any(load.index.strides[inner]):
+            others = {index for buffer, index in stores if buffer == load.buffer}
+            if others != {load.index}:
+                return True
+    return False
 
 
 def _best(graph: Graph) -> Form:
@@ -87,6 +103,8 @@ def _best(graph: Graph) -> Form:
     if not nest.inner:
         return "tile" if _has_tile(graph) else "flat"
     length = prod(nest.inner)
+    if _loads_what_is_stored(graph):
+        return "rows"
     is_across = _unit_outer(graph) is not None and not _walks_inner(graph)
     if length <= _SERIAL and (is_across or len(nest.inner) > 1) and not graph.scans:
         return "serial"
