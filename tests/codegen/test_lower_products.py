@@ -253,3 +253,21 @@ graph f(%a: f32[5, 4], %b: f32[4, 6], %c: f32[6], %d: f32[2, 5, 4]) -> f32[5, 6]
     inputs = [normal(5, 4), normal(4, 6), normal(6), normal(2, 5, 4)]
     check(text, inputs, options=LIBRARY)
     assert check(text, inputs, exact=False).report.counts == {"kernel": 3}
+
+
+def test_a_product_of_weights_is_computed_once() -> None:
+    """As relative positions have, whose projections follow from parameters alone."""
+    text = """graph f(%x: f32[2, 4, 16]) -> f32[2, 4, 64] {
+      %t: f32[64, 16] = param("t")
+      %w: f32[16, 16] = param("w")
+      %u: f32[1, 64, 16] = aten.unsqueeze.default(%t, 0)
+      %p: f32[1, 64, 16] = aten.linear.default(%u, %w)
+      %r: f32[1, 16, 64]{1024, 1, 16} = aten.transpose.int(%p, 1, 2)
+      %e: f32[2, 16, 64]{0, 1, 16} = aten.expand.default(%r, [2, -1, -1])
+      %0: f32[2, 4, 64] = aten.bmm.default(%x, %e)
+      return %0
+    }"""
+    state = {"t": torch.randn(64, 16), "w": torch.randn(16, 16)}
+    plan = check(text, [torch.randn(2, 4, 16)], state, exact=False)
+    assert sum(node.how == "kernel" for node in plan.report.nodes) <= 1
+    assert [node.how for node in plan.report.nodes if node.op == "aten.linear.default"] == ["static"]

@@ -119,6 +119,9 @@ class _Groups:
         order = {node: i for i, node in enumerate(nodes)}
         writes = [order[node] for node in nodes if node.op == "write" or writes_parts(node)]
         for node in filter(is_plain, nodes):
+            if node.results and all(map(ctx.statics.is_static, node.results)):
+                # Computed once, before the first run.
+                continue
             product = product_of(ctx, node)
             main: _Main | None = (
                 own_matmul_of(ctx, node, claimed)
