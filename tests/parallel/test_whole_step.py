@@ -107,6 +107,41 @@ print(json.dumps([steps_of(model(), inputs(), False, clips=True, fused=True), ra
     _are_whole(found, one, ("dist.all_gather", "dist.reduce_scatter", "dist.all_reduce"))  # type: ignore[arg-type]
 
 
+def test_a_batch_norm_trains_in_a_compiled_step(tmp_path: Path) -> None:
+    """Its running mean is saved for backward, and changes."""
+    one, found = _run(
+        """
+def normed():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+
+def losses(module, compiled):
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+
+    def step(x):
+        loss = module(x).square().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    run = smelt.compile(step) if compiled else step
+    x = torch.arange(24.0).reshape(6, 4).sin()
+    return [run(x).item() for _ in range(4)], module[1].running_mean.tolist()
+
+def tensor(rank):
+    made = smelt.schedules.tensor_parallel(normed(), (torch.randn(6, 4),), ranks=2).schedule.build(mesh=mesh("tp"))
+    return losses(made, True)
+
+print(json.dumps([losses(normed(), False), ranks(2, tensor)]))
+""",
+        tmp_path,
+    )
+    for answer in found:  # type: ignore[attr-defined]
+        for mine, like in zip(answer, one, strict=True):  # type: ignore[call-overload]
+            assert mine == pytest.approx(like, rel=1e-5), answer
+
+
 def test_a_rank_that_compiles_anew_alone_ends_the_step_on_all(tmp_path: Path) -> None:
     """It would exchange other messages than ranks whose graph stands."""
     (found,) = _run(

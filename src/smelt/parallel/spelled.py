@@ -25,7 +25,10 @@ import torch
 
 from smelt.capture.signature import Signature
 from smelt.codegen.python import python_source
-from smelt.ir import STATE_OPS, Graph
+from smelt.ir import STATE_OPS, Arg, Graph, TensorType, Value
+from smelt.ir.nodes import map_values
+from smelt.ops.effects import aliases, effects
+from smelt.ops.lowering import GraphEmitter
 from smelt.rewrite import Rewriter
 
 _numbers = count()
@@ -114,7 +117,26 @@ def _renamed(graph: Graph, axes: Mapping[str, str]) -> Graph:
     for node in made.walk():
         if node.op.startswith("dist.") and node.args and node.args[-1] in axes:
             rewriter.set_arguments(node, (*node.args[:-1], axes[str(node.args[-1])]), node.kwargs)
+    _read_apart(made, rewriter)
     return made
+
+
+def _read_apart(graph: Graph, rewriter: Rewriter) -> None:
+    """Read copies of what is written, too: torch refuses backward where something that it has saved changed since, and
+    a batch norm saves the running mean."""
+    emitter, nodes = GraphEmitter(rewriter.builder, rewriter.adopt), list(graph.walk())
+    written = {v for node in nodes for v in effects(node).writes if isinstance(v.type, TensorType)}
+    for node in nodes:
+        if effects(node).writes or any(aliases(node)) or written.isdisjoint(node.operands()):
+            continue
+
+        def read(value: Value) -> Arg:
+            return emitter.call("aten.clone.default", value) if value in written else value
+
+        with rewriter.builder.at(node):
+            args = tuple(map_values(arg, read) for arg in node.args)
+            kwargs = {name: map_values(arg, read) for name, arg in node.kwargs.items()}
+        rewriter.set_arguments(node, args, kwargs)
 
 
 def _attribute(path: str, name: str) -> str:
