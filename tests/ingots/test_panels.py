@@ -18,6 +18,7 @@ from smelt.runtime.ingot import held_json, natives
 from smelt.runtime.ingot.late_parameters import LateParameters
 from smelt.runtime.ingot.load import load
 from smelt.runtime.ingot.natives import targets
+from tests.codegen.harness import rms_ratio
 from tests.ingots_c.client import Library
 
 
@@ -45,6 +46,11 @@ def saved(tmp_path: Path) -> tuple[Path, Layer, Tensor]:
     with torch.no_grad():
         smelt.trace(model, (x,)).save(tmp_path / "m.ingot")
     return tmp_path / "m.ingot", model, x
+
+
+def check(found: Tensor, model: Layer, x: Tensor) -> None:
+    """As exact as eager: sums over all rows grow with the weights, and with them what rounding makes of them."""
+    assert rms_ratio(found, model(x), copy.deepcopy(model).double()(x.double())) <= 1.5
 
 
 def late(program: smelt.LoadedProgram) -> set[str]:
@@ -118,16 +124,16 @@ def test_weights_that_change(saved: tuple[Path, Layer, Tensor], tmp_path: Path) 
         for parameter in other.parameters():
             parameter.mul_(1.5)
         loaded.load_state_dict(other.state_dict())
-        torch.testing.assert_close(loaded(x), other(x))
+        check(loaded(x), other, x)
         loaded.save(tmp_path / "other.ingot")
         again = load(tmp_path / "other.ingot")
-        torch.testing.assert_close(again(x), other(x))
+        check(again(x), other, x)
         assert late(again) == PACKED
         # One that nobody has read is replaced.
         fresh = load(path)
         fresh.q.weight = nn.Parameter(torch.zeros(48, 48))
         model.q.weight = fresh.q.weight
-        torch.testing.assert_close(fresh(x), model(x))
+        check(fresh(x), model, x)
         # In a copy, too, and there alone.
         one = load(path)
         one.out.weight.mul_(2)
@@ -157,7 +163,7 @@ def test_a_weight_that_changes_while_native_code_is_loaded(
             loaded(x)
         with torch.no_grad():
             other.get_parameter(name).mul_(2)
-            torch.testing.assert_close(loaded(x), other(x))
+            check(loaded(x), other, x)
         assert loaded.is_native
 
 
