@@ -137,8 +137,10 @@ def test_special_values(op: str, lanes: int, isa: Isa) -> None:
         elif op in ABSOLUTE and abs(exact) < 1e-30:
             assert abs(ours) < 1e-30 and math.copysign(1, ours) == math.copysign(1, exact), value
         elif op == "gelu" and F32_MAX / 2 < value < math.inf:
-            # Eager's vectors, oneDNN's, take x (1 + erf) before they halve it, and give inf here.
-            assert ours == math.inf == _gelu_of_onednn(torch.full((16,), value))[0], value
+            # Eager's vectors for AVX-512, oneDNN's, take x (1 + erf) before they halve it, and give inf here.
+            assert ours == (math.inf if isa.name == "avx512" else exact), value
+            if isa == machine_isas()[0]:
+                assert ours == _gelu_of_onednn(torch.full((16,), value))[0], value
         else:
             assert ours == exact or abs(ours - exact) <= 2e-7 * abs(exact) + 2e-45, value
             assert math.copysign(1, ours) == math.copysign(1, exact), value
