@@ -73,7 +73,8 @@ def test_samples_equal_eager(record: OpRecord) -> None:
             assert error.code == "S0303"
             continue
         torch.manual_seed(3)
-        expected = evaluate(graph, tensors)
+        with torch.no_grad():  # in which a plan runs: recurrent layers have other kernels for it, and other last bits
+            expected = evaluate(graph, tensors)
         for executable in executables(plan.plan):
             torch.manual_seed(3)
             found = call(plan, executable, tensors, {})

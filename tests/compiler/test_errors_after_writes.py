@@ -143,3 +143,19 @@ def test_a_trace_does_what_the_program_does_before_it_raises() -> None:
             traced(torch.ones(3))
         assert len(held) == count
         assert torch.equal(traced(-torch.ones(3)), torch.zeros(3))
+
+
+def test_a_capture_inside_a_recorded_run_does_nothing_twice() -> None:
+    """It is an error there; the update before it has been made, once, and later calls run in eager mode."""
+    weight = torch.ones(3)
+
+    @smelt.compile
+    def step(x: torch.Tensor) -> torch.Tensor:
+        weight.mul_(2)
+        smelt.trace(torch.nn.ReLU(), (x,), check=False)
+        return x * weight
+
+    with pytest.raises(smelt.CaptureError, match="inside another one"):
+        step(torch.ones(3))
+    assert torch.equal(weight, torch.full((3,), 2.0))
+    assert torch.equal(step(torch.ones(3)), torch.full((3,), 4.0))

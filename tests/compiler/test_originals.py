@@ -244,4 +244,6 @@ def test_a_folded_weight_that_was_packed_is_not_held_besides(monkeypatch: pytest
     program(x)
     assert program.unit.lowered is not None
     held = [t for _, t in program.unit.lowered.plan.held if t.layout is torch.strided]
-    assert not [t for t in held if t.dtype is torch.bfloat16 and t.shape == (SIZE, SIZE)]
+    plain = [t for t in held if t.dtype is torch.bfloat16 and t.shape == (SIZE, SIZE)]
+    # Without AVX-512 nothing is packed: the products read these two.
+    assert len(plain) == (0 if torch.backends.cpu.get_cpu_capability() in ("AVX512", "AMX") else 2)

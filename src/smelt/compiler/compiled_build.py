@@ -304,6 +304,10 @@ class Builds:
         if failure is None and not program.was_called:
             failure = CaptureError(f"the builder did not run {self._name}", code="S0104")
         if not program.has_result:
+            if program.error is not None and not program.raised.has_done_nothing:
+                self._count_build(missed, -1)
+                self._table.add(Row(GuardSet((), args, kwargs), None, _sentence(program.error)))
+                _reraise(program.error)  # what it has done is not done twice
             return self._interrupted(program, failure, args, kwargs)
         if errors_in_programs() != before:
             # A handler's error may have chosen the way that was recorded; the next call is compiled.

@@ -19,7 +19,7 @@ import torch
 from smelt.capture import is_capturing
 from smelt.capture.signature import Signature
 from smelt.compiler.tracing import trace
-from smelt.diag import Options, SmeltError, SmeltWarning, Span
+from smelt.diag import CaptureError, Options, SmeltError, SmeltWarning, Span
 from smelt.ir import Graph, TensorType, Type, Value
 from smelt.ops import collective_ops
 from smelt.ops.collectives import Communicator, named_axes
@@ -286,6 +286,12 @@ class PartedForward:
         self._agree(f"a call of a new kind, gradients {torch.is_grad_enabled()}: {', '.join(sizes)}")
         part = next(iter(self._entries.values()), None)
         grown = self._grown(part, args, kwargs)
+        if is_capturing():
+            raise CaptureError(
+                "a rank's model is called in another mode, or with other sizes, than it was made ready for",
+                why=f"ranks capture it anew for {', '.join(sizes) or 'these arguments'}, and a program that is being captured "
+                "cannot", fix="call it so once outside of the compiled program", code="S0104",
+            )  # fmt: skip
         self.prepare(*grown)
         entry = next(reversed(self._entries.values()))
         return entry, entry.signature.flatten(args, kwargs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from smelt.codegen.fusion.index import Idx, Unfusible
 from smelt.codegen.fusion.pointwise import clamped, formula, result_dtype, unary
 from smelt.codegen.fusion.promote import is_float, math_dtype
@@ -98,11 +100,16 @@ def gelu(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     match p.call(node)["approximate"]:
         case "tanh":
             return unary("gelu_tanh")(p, node, idx, k)
-        case "none" if out in (DType.F64, DType.F16):
+        case "none" if out in (DType.F64, DType.F16) or not _has_onednns_gelu():
             return unary("gelu")(p, node, idx, k)
         case "none":
             return formula(_gelu_of_infinity)(p, node, idx, k)
     raise Unfusible("its approximation is unknown")
+
+
+def _has_onednns_gelu() -> bool:
+    """Whether eager takes oneDNN's vectors for it on this machine."""
+    return torch.backends.cpu.get_cpu_capability() in ("AVX512", "AMX")
 
 
 def _gelu_of_infinity(p: Pull, m: DType, x: Expr) -> Expr:
