@@ -24,8 +24,8 @@ ROUNDED = frozenset(
         "cumsum.default", "special_expit.default", "special_erf.default", "special_softmax.default", "arctan.default",
         "arccos.default", "arcsin.default", "mse_loss.default", "hypot.default", "logaddexp.default",
         "linear.default", "matmul.default", "mm.default", "bmm.default", "addmm.default", "baddbmm.default",
-        "mv.default", "dot.default", "outer.default", "einsum.default", "conv1d.default", "conv2d.default", "conv1d.padding",
-        "conv2d.padding", "conv_transpose2d.input", "scaled_dot_product_attention.default",
+        "mv.default", "dot.default", "outer.default", "einsum.default", "conv1d.default", "conv2d.default",
+        "conv1d.padding", "conv2d.padding", "conv_transpose2d.input", "scaled_dot_product_attention.default",
     )
 )  # fmt: skip
 
