@@ -289,8 +289,8 @@ class PartedForward:
         if is_capturing():
             raise CaptureError(
                 "a rank's model is called in another mode, or with other sizes, than it was made ready for",
-                why=f"it has to be captured for {', '.join(sizes) or 'these arguments'}, and the program that calls it is "
-                "being captured", fix="call it so once outside of the compiled program", code="S0104",
+                why=f"it has to be captured for {', '.join(sizes) or 'these arguments'}, and the program that calls it "
+                "is being captured", fix="call it so once outside of the compiled program", code="S0104",
             )  # fmt: skip
         self.prepare(*grown)
         entry = next(reversed(self._entries.values()))
