@@ -141,7 +141,7 @@ FORMS = {
     "1x1 of strides 2": Form((2, 24, 7, 6), (40, 24, 1, 1), 2),
     "padded more than the window": Form((1, 16, 5, 6), (16, 16, 2, 2), 1, 2, kernels=2),
     "groups": Form((2, 64, 7, 7), (96, 32, 3, 3), 1, 1, groups=2),
-    "groups of few channels": Form((2, 12, 7, 7), (24, 4, 3, 3), 1, 1, groups=3, kernels=0),
+    "groups of few channels": Form((2, 12, 7, 7), (12, 4, 3, 3), 1, 1, groups=3, kernels=0),
     "depthwise": Form((2, 20, 9, 9), (20, 1, 3, 3), 1, 1, groups=20, kernels=2),
     "few channels": Form((2, 3, 16, 15), (24, 3, 3, 3), 1, 1, kernels=2),
     "lines": Form((2, 24, 40), (32, 24, 5), 1, 2, bias=True),

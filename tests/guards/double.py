@@ -41,7 +41,7 @@ class ReplayEntry:
         self.outcomes: tuple[Any, ...] = ()
         self.repeats_errors = False
         self.is_staged = False
-        self.goes_through_python = False
+        self.goes_through_python = self.exchanges = False
         self.prints = False
         self.forms: dict[str, Any] = {}
         self.checks = ()

@@ -97,7 +97,8 @@ def holds_its_own(value: Any, was_there: Callable[[Any], bool]) -> bool:
         if found is value and not isinstance(value, types.FunctionType):
             continue
         kind = kind_of(type(found))
-        changes = _changes(found) or kind in ("iterator", "instance")
+        # A function's cells change by functions that assign to them, which are asked below.
+        changes = not isinstance(found, types.CellType) and (_changes(found) or kind in ("iterator", "instance"))
         changes = changes or (kind == "container" and not isinstance(found, (tuple, frozenset)))
         if (changes or (kind == "function" and _rebinds(found.__code__))) and not was_there(found):
             return True

@@ -26,7 +26,7 @@ from smelt.codegen.lower.result import EAGER, Fresh, Layouts
 from smelt.compiler.histories import requires_gradients
 from smelt.compiler.pipeline import optimized_graph
 from smelt.diag import Options, SmeltError, Span
-from smelt.ir import Graph
+from smelt.ir import UNKNOWN_DIM, Graph, TensorType, Value
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import evaluate, no_state
@@ -150,7 +150,11 @@ class Trainable:
         given = (v for v, is_wanted in zip(self.graph.inputs, self.requires, strict=True) if is_wanted)
         certain = certain_values(self.graph, given)
         for i in self.differentiated:
-            if self.graph.outputs[i] not in certain:
+            output = self.graph.outputs[i]
+            type_ = output.type if isinstance(output, Value) else None
+            if isinstance(type_, TensorType) and UNKNOWN_DIM in (type_.shape or (UNKNOWN_DIM,)):
+                raise SmeltError(f"the size of result {i} of {self.graph.name} follows from data", code="S0303")
+            if output not in certain:
                 raise SmeltError(
                     f"result {i} of {self.graph.name} has gradients on some of its paths only", code="S0303"
                 )
