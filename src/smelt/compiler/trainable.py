@@ -152,7 +152,7 @@ class Trainable:
         for i in self.differentiated:
             output = self.graph.outputs[i]
             type_ = output.type if isinstance(output, Value) else None
-            if isinstance(type_, TensorType) and UNKNOWN_DIM in (type_.shape or (UNKNOWN_DIM,)):
+            if isinstance(type_, TensorType) and (type_.shape is None or UNKNOWN_DIM in type_.shape):
                 raise SmeltError(f"the size of result {i} of {self.graph.name} follows from data", code="S0303")
             if output not in certain:
                 raise SmeltError(
