@@ -9,6 +9,8 @@ from torch import nn
 
 import smelt
 from smelt.diag import CaptureError
+from smelt.ops import collective_ops
+from smelt.ops.collectives import communicating
 
 if not dist.is_available():  # pragma: no cover - a torch built without it
     pytest.skip("this torch has no collectives", allow_module_level=True)
@@ -99,6 +101,20 @@ def test_a_functional_collective_is_part_of_the_graph(alone):
     assert not compiled.stats().fallbacks
     program = smelt.trace(f, (X,))
     assert "_c10d_functional.all_reduce" in str(program.graph) and torch.equal(program(X), X * 2)
+
+
+def test_one_of_torchs_is_named_beside_those_of_ranks(alone):
+    collective_ops.register()
+
+    def f(t):
+        return _all_reduce(torch.ops.smelt_dist.broadcast(t, 0, "own"))
+
+    class Own:
+        def broadcast(self, tensor, source, axis):
+            return tensor.clone()
+
+    with communicating(Own()), pytest.raises(CaptureError, match=r"a collective of torch\.distributed was called"):
+        smelt.trace(f, (X,))
 
 
 @pytest.mark.filterwarnings("ignore")

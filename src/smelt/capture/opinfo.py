@@ -8,11 +8,10 @@ from typing import Any, TypeAlias
 
 import torch
 
-from smelt._torch.collectives import is_collective
 from smelt._torch.schemas import Schema, read_schema, tag_names
 from smelt.ops.catalogue import record_of
 from smelt.ops.collective_ops import name_of
-from smelt.ops.collectives import COLLECTIVES
+from smelt.ops.collectives import exchanges
 from smelt.ops.raises import may_raise_by_data
 from smelt.ops.record import nothing_written
 from smelt.ops.registry import arguments_of, by_overload
@@ -111,7 +110,7 @@ def op_info(overload: Any) -> OpInfo:
         "maybe_aliasing_or_mutating" in tags or short in UNDECLARED_ALIAS,
         _sized_by(schema, short, tags),
         may_raise_by_data(overload),
-        is_collective(schema.name) or name_of(schema.name) in COLLECTIVES,
+        exchanges(name_of(schema.name)),
     )
 
 

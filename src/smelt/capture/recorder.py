@@ -180,6 +180,7 @@ class Recorder:
         the graph expects what they raise there.
     flags: by source line, what the program read of its tensors that no operator tells and no input's type does.
     kept: for what the run made and a cache keeps, the last record that made it, and what a later call finds there.
+    is_rank: it ran a rank's model, so that what is exchanged for its gradients stands in the graph.
     is_unseen: something may have been written where it is not seen: by torch's own compilers and tracers, by other
         processes, through memory that Python got, or by an operator that raised.
     own_backward: the first `torch.autograd.Function` that ran, if any: its gradient is no operator's; own_site: where.
@@ -662,8 +663,9 @@ class Recorder:
     def _note_collective(self, info: OpInfo) -> bool:
         """Note that the program talks to other processes; whether a graph can do so."""
         self.is_unseen = True  # a second run would talk to them twice
-        self.is_rank |= info.name in COLLECTIVES
-        if is_functional(info.name) or self.is_rank:
+        is_ranks = info.name in COLLECTIVES
+        self.is_rank |= is_ranks
+        if is_ranks or is_functional(info.name):
             return True
         self.fail(
             f"a collective of torch.distributed was called, {info.name}",

@@ -11,14 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from smelt._torch.collectives import is_collective
 from smelt.analysis.aliases import alias_analysis, is_external
 from smelt.capture import Captured
 from smelt.capture.spans import Spans
 from smelt.compiler.trial import Trial
 from smelt.diag import CaptureError, Miss, Span
 from smelt.ir import Graph, Node, Value
-from smelt.ops.collectives import COLLECTIVES
+from smelt.ops import collectives
 from smelt.ops.effects import effects
 from smelt.passes.early_expects import expects_first
 from smelt.rewrite import Rewriter
@@ -98,7 +97,7 @@ def draws_in_python(graph: Graph) -> bool:
 
 def exchanges(graph: Graph) -> bool:
     """Whether a run talks to other processes."""
-    return any(node.op in COLLECTIVES or is_collective(node.op) for node in graph.walk())
+    return any(collectives.exchanges(node.op) for node in graph.walk())
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from typing import Protocol, TypeAlias
 
 import torch
 
+from smelt._torch.collectives import is_collective
 from smelt.diag import SmeltError
 from smelt.ir import ANY, Arg, TensorType, Type, Value
 from smelt.ops.placements import Shard
@@ -37,6 +38,11 @@ COLLECTIVES = frozenset((
     ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST, START, SEND_ROWS, RETURN_ROWS, AGREE,
 ))  # fmt: skip
 """Those that send something."""
+
+
+def exchanges(operator: str) -> bool:
+    """Whether an operator, by its name in a graph, talks to other processes: one between ranks, or one of torch's."""
+    return operator in COLLECTIVES or is_collective(operator)
 
 
 class Communicator(Protocol):

@@ -166,7 +166,7 @@ class Groups:
         raise disagreement([text for text, _ in told], [axes for _, axes in told])
 
     def _agree_along(self, rows: Sequence[Sequence[int]]) -> bool:
-        """Whether all ranks say the same, and along each axis those of each group. rows: by rank of the mesh."""
+        """Whether all ranks say the same, and along each axis those of each group. rows: by process."""
         ranks = self.device_mesh.mesh.flatten().tolist()
         at = [self.mesh.coordinates(number) for number in range(len(ranks))]
         found: dict[tuple[Any, ...], int] = {}
