@@ -25,9 +25,9 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 import smelt
-from smelt.inspect.cluster import local_figures
+from smelt.inspect.ranks.cluster import local_figures
 from smelt.parallel.mesh import Mesh
-from smelt.scheduling.planning import plan_on
+from smelt.scheduling.ranks.planning import plan_on
 
 WORDS, LENGTH, BATCH, DEPTH = 8192, 128, 4, 4
 STEPS, FIRST = 12, 4

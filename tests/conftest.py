@@ -26,7 +26,8 @@ gc.disable()
 
 import torch  # noqa: E402
 
-from smelt.compiler import kept_plans, ledger, worth  # noqa: E402
+from smelt.compiler import kept_plans  # noqa: E402
+from smelt.compiler.deciding import ledger, worth  # noqa: E402
 from smelt.diag import idle_memory  # noqa: E402
 
 # For each seed torch writes down the stack once for each kind of device that is not there; nobody reads it, and many

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import smelt
-from smelt.cli.demo_model import BatchShape, find_corpus, find_model, load_model, make_batches, read_corpus
+from smelt.cli.demos.demo_model import BatchShape, find_corpus, find_model, load_model, make_batches, read_corpus
 
 LENGTH = 64  # characters that the GPT looks back, and writes
 TOKENS = 64  # of a sentence, at most

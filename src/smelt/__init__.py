@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from smelt.compiler import Dim, Program, compile, script, trace
     from smelt.compiler.doors.fx_in import from_exported, from_fx
     from smelt.compiler.doors.torchscript import from_torchscript
-    from smelt.compiler.saving import save_programs as save
+    from smelt.compiler.programs.saving import save_programs as save
     from smelt.diag import (
         CaptureError,
         InternalError,
@@ -129,7 +129,7 @@ _PLACES: dict[str, tuple[str, str]] = {
     **{name: ("smelt.scheduling", name) for name in _SCHEDULING},
     **{name: ("smelt.parallel.checkpoint", name) for name in ("load_checkpoint", "save_checkpoint")},
     **{name: ("smelt.parallel.step", name) for name in ("clip_grad_norm_", "forward_backward")},
-    "save": ("smelt.compiler.saving", "save_programs"),
+    "save": ("smelt.compiler.programs.saving", "save_programs"),
     "load": ("smelt.runtime.ingot.load", "load"),
     "sign": ("smelt.runtime.ingot.signature", "sign"),
     "LoadedProgram": ("smelt.runtime.ingot.program", "LoadedProgram"),

@@ -19,8 +19,8 @@ from smelt.codegen.llvm.isa import BASELINE_X86, Isa, host_isa
 from smelt.codegen.llvm.isa import best_isa as best
 from smelt.codegen.llvm.objects import KernelSource, compile_kernels
 from smelt.ops.convert import dtype_from_torch
-from smelt.runtime.cpu import cpu_flags
-from smelt.runtime.loader import LoadedCode, host_machine, load_object
+from smelt.runtime.machine.cpu import cpu_flags
+from smelt.runtime.machine.loader import LoadedCode, host_machine, load_object
 from tests import emulated
 from tests.emulated import emulated_isas, is_emulated
 

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from smelt._torch import dispatch_mode, packed_products
+from smelt._torch.library import packed_products
+from smelt._torch.seen import dispatch_mode
 from smelt.bench import floors, measure
 from smelt.bench.accuracy import compare, reference
 from smelt.bench.harvest import harvest, total_flops

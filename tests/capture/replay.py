@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from smelt._torch.dispatch import Level
+from smelt._torch.seen.dispatch import Level
 from smelt.capture import Captured, capture
-from smelt.capture.tree import Flattener
+from smelt.capture.structure.tree import Flattener
 from smelt.ir import parse, verify
 from smelt.ops.convert import strided_copy
 from smelt.ops.evaluate import evaluate

@@ -9,8 +9,8 @@ from torch import nn
 
 import smelt
 from smelt.diag import CaptureError
-from smelt.ops import collective_ops
-from smelt.ops.collectives import communicating
+from smelt.ops.ranks import collective_ops
+from smelt.ops.ranks.collectives import communicating
 
 if not dist.is_available():  # pragma: no cover - a torch built without it
     pytest.skip("this torch has no collectives", allow_module_level=True)

@@ -17,11 +17,12 @@ import pytest
 import torch
 
 import smelt
-from smelt.capture import captured, reads, reads_patch, reads_values
-from smelt.capture.recorder import Recorder, Slot
-from smelt.capture.roots import reachable
-from smelt.capture.spans import Site
-from smelt.capture.staging import functions
+from smelt.capture import captured
+from smelt.capture.reads import reads, reads_patch, reads_values
+from smelt.capture.recording.recorder import Recorder, Slot
+from smelt.capture.recording.spans import Site
+from smelt.capture.staging.objects import functions
+from smelt.capture.structure.roots import reachable
 from smelt.diag import Span
 from smelt.diag.collector import full_collections_later
 from smelt.passes.base import PassContext

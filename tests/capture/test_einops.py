@@ -11,7 +11,7 @@ from einops import einsum, pack, parse_shape, rearrange, reduce, repeat, unpack
 from einops.layers.torch import EinMix, Rearrange, Reduce
 
 import smelt
-from smelt.compiler.compiled import dispatcher_of
+from smelt.compiler.object.compiled import dispatcher_of
 
 
 def packed(x: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from torch import nn
 from torch import tensor as make_tensor
 
 import smelt
-from smelt._torch.dispatch import Level, is_recording, levels
+from smelt._torch.seen.dispatch import Level, is_recording, levels
 from smelt.capture import capture, is_capturing
 from smelt.diag import CaptureError, Miss
 from smelt.ops.evaluate import evaluate

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.compiler.compiled import dispatcher_of
+from smelt.compiler.object.compiled import dispatcher_of
 
 
 class Backend:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import smelt
-from smelt._torch.dispatch import is_recording
+from smelt._torch.seen.dispatch import is_recording
 from smelt.diag import CaptureError
 
 X = torch.tensor([1.0, 2.0])
@@ -229,7 +229,7 @@ def test_an_error_behind_the_run_does_not_keep_its_answer(monkeypatch):
         raise RuntimeError("no guards")
 
     compiled = smelt.compile(lambda x: x + 1)
-    monkeypatch.setattr("smelt.compiler.compiled_build._guards", no_guards)
+    monkeypatch.setattr("smelt.compiler.object.compiled_build._guards", no_guards)
     assert [compiled(X).tolist() for _ in range(3)] == [[2.0, 3.0]] * 3
     assert compiled.stats().fallbacks == {"RuntimeError: no guards": 3} and compiled.stats().builds == 1
     with pytest.raises(CaptureError, match="S0302"):

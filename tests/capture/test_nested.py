@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import smelt
-from smelt._torch import shim, stable
+from smelt._torch.library import shim, stable
 
 RULE = {"measure": False}
 

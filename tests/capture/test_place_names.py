@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import smelt
-from smelt.capture.roots import PlaceNames
+from smelt.capture.structure.roots import PlaceNames
 from smelt.diag import InternalError
 
 W = torch.full((1,), 100.0)

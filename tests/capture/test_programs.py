@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from smelt._torch.dispatch import Level, levels
+from smelt._torch.seen.dispatch import Level, levels
 from smelt.capture import capture
 
 from .replay import check

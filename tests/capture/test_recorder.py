@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import smelt
-from smelt._torch import dispatch
-from smelt._torch.dispatch import Level, levels, recording, suspended
+from smelt._torch.seen import dispatch
+from smelt._torch.seen.dispatch import Level, levels, recording, suspended
 from smelt.capture import capture
-from smelt.capture.roots import reachable
+from smelt.capture.structure.roots import reachable
 
 
 @pytest.mark.spread(3)

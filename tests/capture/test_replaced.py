@@ -16,10 +16,10 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import smelt
-from smelt._torch.record_patches import Patches
-from smelt.capture.detector import detecting
-from smelt.capture.scripting.tensors import answering_open
-from smelt.capture.staging.patches import answering
+from smelt._torch.seen.record_patches import Patches
+from smelt.capture.recording.detector import detecting
+from smelt.capture.scripting.values.tensors import answering_open
+from smelt.capture.staging.fakes.patches import answering
 from tests.forked import smelt_forks
 
 _FX = os.path.dirname(torch.fx.__file__)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import smelt
-from smelt._torch.record_patches import Patches
-from smelt.compiler.compiled import dispatcher_of
+from smelt._torch.seen.record_patches import Patches
+from smelt.compiler.object.compiled import dispatcher_of
 
 COMPILE, GRAD = torch.compile, torch.autograd.grad
 

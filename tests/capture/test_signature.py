@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smelt.capture import capture
-from smelt.capture.tree import Flattener, UnfitError, match, rebuild
+from smelt.capture.structure.tree import Flattener, UnfitError, match, rebuild
 from smelt.diag import CaptureError
 
 Pair = namedtuple("Pair", ["left", "right"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from smelt._torch.dispatch import Level, levels
+from smelt._torch.seen.dispatch import Level, levels
 from smelt.capture import capture
 from smelt.diag import Miss
 from smelt.ops.evaluate import evaluate

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from smelt.codegen.llvm.executor import executor_object
+from smelt.codegen.llvm.walkers.executor import executor_object
 from smelt.codegen.lower import Lowered, lower
 from smelt.diag import Options
 from smelt.ir import Graph, parse, verify
 from smelt.ops.evaluate import evaluate
-from smelt.runtime.cache import CodeCache
 from smelt.runtime.executable import Executable
+from smelt.runtime.machine.cache import CodeCache
 from smelt.runtime.plan import Plan
 
 State = Mapping[str, torch.Tensor]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smelt.codegen.lower.arena import Lifetime, aligned, plan_offsets
+from smelt.codegen.lower.memory.arena import Lifetime, aligned, plan_offsets
 
 lifetimes = st.builds(
     lambda nbytes, first, length: Lifetime(nbytes, first, first + length),

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from smelt._torch import mkldnn
-from smelt.codegen.lower import linear, measure
-from smelt.codegen.lower.measure import Timing, time_candidates
+from smelt._torch.library import mkldnn
+from smelt.codegen.lower.products import linear
+from smelt.codegen.lower.static import measure
+from smelt.codegen.lower.static.measure import Timing, time_candidates
 from smelt.diag import Options
 from tests.codegen.harness import lowered
 

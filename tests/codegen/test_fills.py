@@ -11,8 +11,8 @@ import torch
 from smelt.codegen.contract.packing import Packing
 from smelt.codegen.contract.tiling import tiling_for
 from smelt.codegen.llvm.isa import host_isa
-from smelt.codegen.lower.packed_weight import pack, packed_by_torch, packed_weight, unpacked
-from smelt.codegen.lower.weight_packing import Fills
+from smelt.codegen.lower.products.packed_weight import pack, packed_by_torch, packed_weight, unpacked
+from smelt.codegen.lower.products.weight_packing import Fills
 from smelt.diag import Options
 from smelt.ir import DType
 

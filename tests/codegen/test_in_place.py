@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import smelt
-from smelt._torch import shim
+from smelt._torch.library import shim
 from smelt._torch.tensor_layout import LAYOUT
 from smelt.codegen.lower import Lowered
 from smelt.diag import InternalError, Miss, Options, SmeltError, SmeltWarning

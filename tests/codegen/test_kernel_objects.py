@@ -15,10 +15,10 @@ from smelt.codegen.lower.context import Context
 from smelt.codegen.lower.kernels import launch, with_code
 from smelt.diag import InternalError, Options, SmeltError, SmeltWarning
 from smelt.ir import parse
-from smelt.runtime.cache import CodeCache
-from smelt.runtime.elf import MACHINE_AARCH64, MACHINE_X86_64, parse_object
 from smelt.runtime.executable import Executable
-from smelt.runtime.loader import host_machine
+from smelt.runtime.machine.cache import CodeCache
+from smelt.runtime.machine.elf import MACHINE_AARCH64, MACHINE_X86_64, parse_object
+from smelt.runtime.machine.loader import host_machine
 from smelt.runtime.plan import Launch
 from tests.codegen.harness import machine_code
 from tests.forked import smelt_forks
@@ -127,7 +127,7 @@ PROGRAM = """
     import sys
     from smelt.codegen.llvm.isa import host_isa
     from smelt.codegen.llvm.objects import KernelSource, compile_kernels
-    from smelt.runtime.cache import CodeCache
+    from smelt.runtime.machine.cache import CodeCache
     source = KernelSource.of(@TEXT)
     assert compile_kernels([source], host_isa(), CodeCache(@CACHE))[source.symbol].object
     print("llvmlite" in sys.modules)

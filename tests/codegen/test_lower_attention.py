@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import smelt
-from smelt._torch import shim
+from smelt._torch.library import shim
 from smelt.codegen.lower import Lowered
 from smelt.diag import Options
 from tests.codegen import harness

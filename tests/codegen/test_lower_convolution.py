@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from smelt._torch import shim
+from smelt._torch.library import shim
 from smelt.diag import Options
 from tests.codegen.harness import RULE, check
 

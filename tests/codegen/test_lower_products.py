@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from smelt.codegen.lower import linear, lower
+from smelt.codegen.lower import lower
+from smelt.codegen.lower.products import linear
 from smelt.diag import Options
 from smelt.ir import parse
 from smelt.ops.evaluate import evaluate

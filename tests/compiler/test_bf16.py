@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import smelt
-from smelt._torch import precision
+from smelt._torch.library import precision
 from smelt.capture import tensors_of
-from smelt.codegen.lower import narrowing
+from smelt.codegen.lower.products import narrowing
 from smelt.compiler import pipeline
-from smelt.compiler.precision import output_errors
+from smelt.compiler.programs.precision import output_errors
 from smelt.ir import DType, Graph, Node, TensorType, parse
 from tests.zoo.build import build
 

@@ -13,17 +13,17 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import smelt
-from smelt._torch import shim
-from smelt.compiler import ledger as module
+from smelt._torch.library import shim
 from smelt.compiler.build import build
-from smelt.compiler.compiled import dispatcher_of, make_compile
-from smelt.compiler.compiled_dispatch import LOST, RESTING
-from smelt.compiler.ledger import AHEAD, FLOOR_S, FREE_BUILDS, MEASURED, SERVED, STOPPED, Ledger
-from smelt.compiler.splitting import split_program
-from smelt.compiler.trainable import Trainable
-from smelt.compiler.trial import BLOCK, BLOCKS, PAIRS, Trial
-from smelt.compiler.worth import LITTLE, MARGIN
-from smelt.runtime.entry import NAME
+from smelt.compiler.deciding import ledger as module
+from smelt.compiler.deciding.ledger import AHEAD, FLOOR_S, FREE_BUILDS, MEASURED, SERVED, STOPPED, Ledger
+from smelt.compiler.deciding.trial import BLOCK, BLOCKS, PAIRS, Trial
+from smelt.compiler.deciding.worth import LITTLE, MARGIN
+from smelt.compiler.object.compiled import dispatcher_of, make_compile
+from smelt.compiler.object.compiled_dispatch import LOST, RESTING
+from smelt.compiler.split.splitting import split_program
+from smelt.compiler.training.trainable import Trainable
+from smelt.runtime.entering.entry import NAME
 
 DECIDED = 10  # calls, that of the build among them
 pytestmark = [

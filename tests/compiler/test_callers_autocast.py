@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import smelt
-from smelt._torch import shim
-from smelt.compiler.compiled import dispatcher_of
-from smelt.runtime.table import AUTOCAST_CELLS
+from smelt._torch.library import shim
+from smelt.compiler.object.compiled import dispatcher_of
+from smelt.runtime.encoding.table import AUTOCAST_CELLS
 from tests.promises.models import entry_of
 
 RULE = {"measure": False}

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import smelt
-from smelt.compiler.compiled import dispatcher_of
+from smelt.compiler.object.compiled import dispatcher_of
 
 
 class Block(nn.Module):

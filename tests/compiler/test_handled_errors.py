@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import smelt
-from smelt.compiler.compiled_types import _FEW_FAILURES, _RARE
+from smelt.compiler.object.compiled_types import _FEW_FAILURES, _RARE
 from smelt.diag import CaptureError, SmeltWarning
 
 

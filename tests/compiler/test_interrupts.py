@@ -15,7 +15,7 @@ import torch
 
 import smelt
 from smelt.capture.staging import stage
-from smelt.compiler import interrupts
+from smelt.compiler.object import interrupts
 from smelt.diag import collector
 
 X = torch.linspace(-1, 1, 6)

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 import smelt
 from smelt.codegen.llvm.isa import host_isa
-from smelt.codegen.lower import kept as kept_module
-from smelt.codegen.lower.static_program import StaticProgram
+from smelt.codegen.lower.static import kept as kept_module
+from smelt.codegen.lower.static.static_program import StaticProgram
 from smelt.compiler import Unit, kept_plans, source_digest
 from smelt.diag import SmeltWarning
-from smelt.runtime.cache import CodeCache, list_cache
+from smelt.runtime.machine.cache import CodeCache, list_cache
 from smelt.runtime.plan import Bump
 
 pytestmark = pytest.mark.skipif(host_isa() is None, reason="own kernels are not built here")

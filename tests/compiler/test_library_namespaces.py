@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import smelt
-from smelt._torch.schemas import find_overload
+from smelt._torch.library.schemas import find_overload
 
 X = torch.tensor([1.0, 2.0])
 

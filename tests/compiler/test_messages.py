@@ -11,7 +11,7 @@ import torch
 import smelt
 from smelt.compiler.unit import Unit
 from smelt.diag import InternalError, Options, SmeltError, SmeltWarning
-from smelt.runtime.cache import CodeCache
+from smelt.runtime.machine.cache import CodeCache
 
 torch.set_num_threads(1)
 

@@ -10,8 +10,8 @@ import torch
 
 import smelt
 from smelt.codegen.llvm.isa import host_isa
-from smelt.codegen.lower import packed_weight
-from smelt.codegen.lower.packs import packs
+from smelt.codegen.lower.products import packed_weight
+from smelt.codegen.lower.products.packs import packs
 
 pytestmark = pytest.mark.skipif(host_isa() is None, reason="own kernels are not built here")
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import smelt
 from smelt._torch import storage
-from smelt.compiler import originals
+from smelt.compiler.object import originals
 
 RELEASE = {"release_originals": True, "deterministic": True}
 SIZE = 256  # 256 KiB a weight

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import smelt
-from smelt.compiler.program import CAPTURE_LIMIT
+from smelt.compiler.programs.program import CAPTURE_LIMIT
 
 
 def by_dtype(x: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch import nn
 
 import smelt
 from smelt.ops.evaluate import evaluate
-from smelt.ops.python_draws import python_states
+from smelt.ops.python.python_draws import python_states
 
 Program = Callable[[torch.Tensor], torch.Tensor]
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import smelt
-from smelt._torch import shim
-from smelt.runtime.entry import NAME
+from smelt._torch.library import shim
+from smelt.runtime.entering.entry import NAME
 
 Tensor = torch.Tensor
 Pair = namedtuple("Pair", ["left", "right"])

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import smelt
-from smelt.compiler import worth as module
-from smelt.compiler.compiled_dispatch import LOST, RESTING
-from smelt.compiler.worth import ENOUGH, EVERY, FAR, FIRST, LITTLE, MARGIN, WINDOW, Worth
+from smelt.compiler.deciding import worth as module
+from smelt.compiler.deciding.worth import ENOUGH, EVERY, FAR, FIRST, LITTLE, MARGIN, WINDOW, Worth
+from smelt.compiler.object.compiled_dispatch import LOST, RESTING
 
 
 class Clock:

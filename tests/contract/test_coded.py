@@ -14,7 +14,7 @@ from smelt.codegen.contract.epilogue import plain
 from smelt.codegen.contract.planning import is_worth_coding, plan_coded
 from smelt.codegen.contract.problem import Problem
 from smelt.codegen.llvm.isa import Isa, host_isa
-from smelt.codegen.lower.coded_weight import coded_by_torch, decoded
+from smelt.codegen.lower.products.coded_weight import coded_by_torch, decoded
 from smelt.ir import DType
 from tests.codegen.harness import call as run
 from tests.codegen.harness import executables, lowered, rms_ratio

@@ -9,7 +9,7 @@ from smelt.codegen.contract.gemm import Right
 from smelt.codegen.contract.packing import Packing, TilePacking, packing_source, tile_packing_source
 from smelt.codegen.contract.tiling import tiling_for
 from smelt.codegen.llvm.isa import Isa
-from smelt.codegen.lower.packed_weight import packed_by_torch, tiles_by_torch, tiles_in_rows, unpacked
+from smelt.codegen.lower.products.packed_weight import packed_by_torch, tiles_by_torch, tiles_in_rows, unpacked
 from tests.contract.harness import DTYPES, isas, lying, normal, product, rms, run_items
 from tests.kernels.edge import before_the_edge
 

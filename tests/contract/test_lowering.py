@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from smelt._torch import mkldnn
+from smelt._torch.library import mkldnn
 from smelt.codegen.llvm.isa import host_isa
 from smelt.codegen.lower import Lowered, lower
 from smelt.diag import Options
 from smelt.ir import TensorType, parse
 from smelt.ops.evaluate import evaluate
-from smelt.runtime.cpu import cpu_flags
+from smelt.runtime.machine.cpu import cpu_flags
 from smelt.runtime.plan import Launch
 from tests.codegen.harness import RULE, State, check, executables, lookup_in, lowered, rms_ratio
 from tests.codegen.harness import call as run
@@ -249,7 +249,7 @@ def test_the_library_has_bf16_where_it_has_tiles(rows: int, monkeypatch: pytest.
     """Where the CPU has tile registers, only few rows, which wait for memory, are ours."""
     if not mkldnn.has_linear() or "avx512_bf16" not in cpu_flags():
         pytest.skip("no oneDNN, or no own bf16 products")
-    monkeypatch.setattr("smelt.codegen.lower.linear.cpu_flags", lambda: frozenset(("amx_bf16",)))
+    monkeypatch.setattr("smelt.codegen.lower.products.linear.cpu_flags", lambda: frozenset(("amx_bf16",)))
     text = f"""\
 graph f(%x: bf16[{rows}, 96]) -> bf16[{rows}, 64] {{
   %w: bf16[64, 96] = param("w")

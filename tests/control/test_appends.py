@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.codegen.lower.appends import _Append
+from smelt.codegen.lower.python.appends import _Append
 from smelt.runtime.plan import PyCall
 
 Tensor = torch.Tensor

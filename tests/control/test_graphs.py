@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from smelt.codegen.llvm.executor import executor_object
+from smelt.codegen.llvm.walkers.executor import executor_object
 from smelt.codegen.lower import lower
 from smelt.ir import parse
-from smelt.runtime.cache import CodeCache
 from smelt.runtime.executable import Executable
+from smelt.runtime.machine.cache import CodeCache
 from smelt.runtime.plan import Empty, End, Loop, PyCall
 from tests.codegen.harness import lookup_in, machine_code
 from tests.control.harness import OWN, compare

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from smelt.codegen.llvm.executor import executor_object
+from smelt.codegen.llvm.walkers.executor import executor_object
 from smelt.diag import InternalError, Miss, SmeltError
-from smelt.runtime.cache import CodeCache
+from smelt.runtime.encoding.table import Arith
 from smelt.runtime.executable import Executable
+from smelt.runtime.machine.cache import CodeCache
 from smelt.runtime.plan import (
     ArenaTensor,
     Blit,
@@ -37,7 +38,6 @@ from smelt.runtime.plan import (
     Scalar,
     Use,
 )
-from smelt.runtime.table import Arith
 
 CODE = executor_object(CodeCache(""))
 MODES = pytest.mark.parametrize("code", [None, CODE], ids=["python", "native"])

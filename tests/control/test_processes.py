@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from smelt._torch import shim
+from smelt._torch.library import shim
 from smelt.codegen.lower import lower
 from smelt.ir import parse
 from smelt.ops.evaluate import evaluate

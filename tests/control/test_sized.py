@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import smelt
-from smelt.codegen.lower import lower, lowering, sized_block
-from smelt.codegen.lower.python_nodes import PythonRun
-from smelt.codegen.lower.python_parts import While
-from smelt.codegen.lower.sized_block import SizedBlock
+from smelt.codegen.lower import lower, lowering
+from smelt.codegen.lower.python import sized_block
+from smelt.codegen.lower.python.python_nodes import PythonRun
+from smelt.codegen.lower.python.python_parts import While
+from smelt.codegen.lower.python.sized_block import SizedBlock
 from smelt.diag import Options
 from smelt.ir import parse, verify
 from smelt.ops.evaluate import evaluate, no_state

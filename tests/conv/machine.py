@@ -15,8 +15,8 @@ from smelt.codegen.conv.kernels import ConvPlan, plan_kernel
 from smelt.codegen.conv.shape import ConvShape
 from smelt.codegen.llvm.isa import Isa, best_isa
 from smelt.codegen.llvm.objects import KernelSource, compile_kernels
-from smelt.runtime.cpu import cpu_flags
-from smelt.runtime.loader import LoadedCode, host_machine, load_object
+from smelt.runtime.machine.cpu import cpu_flags
+from smelt.runtime.machine.loader import LoadedCode, host_machine, load_object
 from tests import emulated
 from tests.emulated import emulated_isas, is_emulated
 

@@ -10,7 +10,7 @@ from smelt.codegen.conv.epilogue import Epilogue
 from smelt.codegen.conv.kernels import plan_kernel
 from smelt.codegen.conv.shape import ConvShape, Window
 from smelt.codegen.llvm.isa import AVX512
-from smelt.runtime.cpu import data_cache_nbytes
+from smelt.runtime.machine.cpu import data_cache_nbytes
 from tests.conv.machine import Case, isas, run
 
 SMALL, LARGE = (32 << 10, 1 << 20), (48 << 10, 2 << 20)

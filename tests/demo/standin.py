@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import smelt
-from smelt.cli import demo, program, run
+from smelt.cli import program, run
+from smelt.cli.demos import demo
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 

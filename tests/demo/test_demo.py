@@ -14,9 +14,19 @@ import torch
 from typer.testing import CliRunner
 
 import smelt
-from smelt.cli import app, demo_probe, demo_report, main
-from smelt.cli.demo_measure import Pair, Timed, measure_pair, nearest
-from smelt.cli.demo_model import Batch, BatchShape, find_corpus, find_model, join, load_model, make_batches, read_corpus
+from smelt.cli import app, main
+from smelt.cli.demos import demo_probe, demo_report
+from smelt.cli.demos.demo_measure import Pair, Timed, measure_pair, nearest
+from smelt.cli.demos.demo_model import (
+    Batch,
+    BatchShape,
+    find_corpus,
+    find_model,
+    join,
+    load_model,
+    make_batches,
+    read_corpus,
+)
 from smelt.diag import SmeltError, VerifyError
 from tests.demo import standin
 
@@ -34,7 +44,7 @@ def loaded() -> Any:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, loaded: Any) -> Callable[..., Any]:
     """Run `smelt demo --quick` on small batches, the model read only once for all tests."""
-    monkeypatch.setattr("smelt.cli.demo.load_model", lambda folder: loaded)
+    monkeypatch.setattr("smelt.cli.demos.demo.load_model", lambda folder: loaded)
     return lambda *args: run("--batch", "8", "--tokens", "24", "--threads", "1", *args)
 
 
@@ -134,7 +144,7 @@ def test_an_unusable_corpus_is_an_error(tmp_path: Path, content: bytes, problem:
 
 
 def test_find_corpus_says_where_it_looked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("smelt.cli.demo_model.shipped", lambda *names: [tmp_path / "a.txt", tmp_path / "b.txt"])
+    monkeypatch.setattr("smelt.cli.demos.demo_model.shipped", lambda *names: [tmp_path / "a.txt", tmp_path / "b.txt"])
     with pytest.raises(SmeltError, match=r"a\.txt") as error:
         find_corpus(None)
     assert "b.txt" in error.value.why

@@ -11,7 +11,7 @@ import torch
 from torch._higher_order_ops.while_loop import while_loop
 
 import smelt
-from smelt._torch.record_patches import eager_stance
+from smelt._torch.seen.record_patches import eager_stance
 from tests.doors.programs import Of, assert_alike
 
 _X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.1

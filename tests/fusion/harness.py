@@ -12,10 +12,10 @@ from smelt.codegen.fusion.build import Built, build, eager_memory
 from smelt.codegen.fusion.groups import Facts, Group
 from smelt.codegen.fusion.partition import Partition, partition
 from smelt.codegen.fusion.pull import Memory
-from smelt.codegen.fusion.rules import RULES
+from smelt.codegen.fusion.rules.rules import RULES
 from smelt.codegen.fusion.schedule import schedule
 from smelt.codegen.kernels.evaluate import evaluate_nest
-from smelt.codegen.lower.geometry import Geometry
+from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.ir import Builder, Graph, Node, TensorType, Value, values_in
 from smelt.ops.convert import bind, dummy_of, from_torch, type_of
 from smelt.ops.evaluate import constant

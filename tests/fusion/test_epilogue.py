@@ -19,7 +19,7 @@ def _text(graph: Graph, column: int = -1) -> str:
 @pytest.mark.parametrize("has_onednns", [False, True])
 def test_bias_activation_residual(monkeypatch: pytest.MonkeyPatch, has_onednns: bool) -> None:
     """Where eager takes oneDNN's GELU, infinity makes NaN."""
-    monkeypatch.setattr("smelt.codegen.fusion.activations._has_onednns_gelu", lambda: has_onednns)
+    monkeypatch.setattr("smelt.codegen.fusion.rules.activations._has_onednns_gelu", lambda: has_onednns)
     gelu = "fma(add(acc, %b[i1]), 0.0, gelu(add(acc, %b[i1])))" if has_onednns else "gelu(add(acc, %b[i1]))"
     graph = parse("""\
 graph f(%x: f32[2, 3, 4], %w: f32[5, 4], %b: f32[5], %r: f32[2, 3, 5]) -> f32[2, 3, 5] {

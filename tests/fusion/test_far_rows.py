@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 import smelt
-from smelt.codegen.fusion import far_rows
-from smelt.codegen.fusion.far_rows import far_stages
+from smelt.codegen.fusion.rules import far_rows
+from smelt.codegen.fusion.rules.far_rows import far_stages
 from smelt.codegen.kernels.evaluate import evaluate_nest
 from smelt.codegen.kernels.nest import Buffer, Index, Let, Load, Nest, Op, Reduce, Ref, Store
 from smelt.ir import DType

@@ -13,7 +13,7 @@ from smelt.codegen.fusion.build import build, eager_memory
 from smelt.codegen.fusion.groups import Trial, Trials
 from smelt.codegen.fusion.partition import Partition, partition
 from smelt.codegen.fusion.pull import Pull
-from smelt.codegen.fusion.rules import RULES
+from smelt.codegen.fusion.rules.rules import RULES
 from smelt.ir import Graph, parse
 from smelt.ops.evaluate import evaluate
 from tests.differential.compare import tensor_difference

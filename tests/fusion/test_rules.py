@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from smelt.codegen.fusion.index import Unfusible
-from smelt.codegen.fusion.rules import RULES
+from smelt.codegen.fusion.rules.rules import RULES
 from smelt.ops.catalogue import CATALOGUE
 from smelt.ops.evaluate import evaluate
 from smelt.ops.record import OpRecord

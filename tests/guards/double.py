@@ -11,8 +11,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from smelt.compiler.compiled import make_compile
-from smelt.compiler.compiled_types import NeedsGradients
+from smelt.compiler.object.compiled import make_compile
+from smelt.compiler.object.compiled_types import NeedsGradients
 
 
 class _Recorder(TorchDispatchMode):

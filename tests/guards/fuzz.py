@@ -29,8 +29,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 import smelt
-from smelt.compiler.compiled import dispatcher_of
-from smelt.compiler.compiled_table import STORM_LIMIT
+from smelt.compiler.object.compiled import dispatcher_of
+from smelt.compiler.object.compiled_table import STORM_LIMIT
 
 Apply = Callable[[], Callable[[], None]]  # makes a change, returns what takes it back
 _MISSING = object()

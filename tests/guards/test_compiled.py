@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-import smelt.compiler.compiled_table as table
-from smelt.compiler.compiled import CompiledFunction, make_compile
+import smelt.compiler.object.compiled_table as table
+from smelt.compiler.object.compiled import CompiledFunction, make_compile
 from smelt.diag import CaptureError, SmeltError, SmeltWarning
 from tests.guards.double import Builder, plain_builder
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.capture.reads import record_reads
+from smelt.capture.reads.reads import record_reads
 
 COLLECTOR: ContextVar[Any] = ContextVar("COLLECTOR", default=None)
 OUTER: list[int] = []

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from smelt.capture.reads import ReadLog, RecorderBusy, record_reads
+from smelt.capture.reads.reads import ReadLog, RecorderBusy, record_reads
 from smelt.diag import CaptureError, SmeltWarning
 from tests.guards.double import Builder
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.compiler.compiled import dispatcher_of
+from smelt.compiler.object.compiled import dispatcher_of
 from tests.guards.fuzz import Subject, fuzz
 from tests.guards.fuzz_programs import subjects
 

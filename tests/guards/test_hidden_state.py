@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import smelt
-from smelt.capture.reads import record_reads
+from smelt.capture.reads.reads import record_reads
 from smelt.diag import SmeltWarning
 from tests.forked import Forks
 from tests.guards.double import Builder
@@ -233,7 +233,7 @@ LATE = """
 import sys
 import numpy as np
 import torch
-from smelt.capture.reads import record_reads
+from smelt.capture.reads.reads import record_reads
 for name in [n for n in sys.modules if n.startswith("numpy.random")]:
     del sys.modules[name]
 np.__dict__.pop("random", None)
@@ -253,7 +253,7 @@ PROGRAMS = {
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
-    made = Forks("import torch, smelt.capture.reads")
+    made = Forks("import torch, smelt.capture.reads.reads")
     yield made
     made.close()
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import smelt
-from smelt.compiler.compiled import dispatcher_of
+from smelt.compiler.object.compiled import dispatcher_of
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import smelt
-from smelt.compiler import compiled_build, turns
-from smelt.compiler.compiled import dispatcher_of
-from smelt.compiler.compiled_state import UnderWay
-from smelt.compiler.turns import Turns
+from smelt.compiler.deciding import turns
+from smelt.compiler.deciding.turns import Turns
+from smelt.compiler.object import compiled_build
+from smelt.compiler.object.compiled import dispatcher_of
+from smelt.compiler.object.compiled_state import UnderWay
 from smelt.diag import SmeltError
 from tests.guards.double import Builder, ReplayEntry
 

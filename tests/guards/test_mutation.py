@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from smelt.runtime import guard_versions
+from smelt.runtime.guarding import guard_versions
 from tests.guards import double, fuzz_settings
 from tests.guards.double import Builder
 

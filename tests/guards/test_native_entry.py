@@ -25,12 +25,14 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import smelt
-from smelt._torch import busy, shim, state_native, tensor_layout
-from smelt.compiler import compiled_native
-from smelt.compiler.compiled import dispatcher_of
-from smelt.runtime import entry
-from smelt.runtime.entry import NAME, Counters, Target
-from smelt.runtime.guards import GuardSet
+from smelt._torch import state_native, tensor_layout
+from smelt._torch.library import shim
+from smelt._torch.seen import busy
+from smelt.compiler.object import compiled_native
+from smelt.compiler.object.compiled import dispatcher_of
+from smelt.runtime.entering import entry
+from smelt.runtime.entering.entry import NAME, Counters, Target
+from smelt.runtime.guarding.guards import GuardSet
 from tests.guards.double import Builder
 
 RULE = {"measure": False}

@@ -16,8 +16,8 @@ import torch
 
 import smelt
 from smelt.runtime.ingot.archive import Archive, write_archive
-from smelt.runtime.ingot.json_text import dumps, loads
 from smelt.runtime.ingot.manifest import FORMAT, NAME, WEIGHTS
+from smelt.runtime.ingot.texts.json_text import dumps, loads
 from tests.ingots.fuzz import archive_of, entries_of, read_changed, with_digests
 from tests.ingots.programs import Tied
 

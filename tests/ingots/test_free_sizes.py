@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 import smelt
-from smelt.runtime.ingot import plan_json
 from smelt.runtime.ingot.free_sizes import read_expr, value_of
-from smelt.runtime.ingot.json_text import Part
 from smelt.runtime.ingot.load import load
 from smelt.runtime.ingot.manifest import FORMAT
 from smelt.runtime.ingot.size_table import Column, SizeTable
+from smelt.runtime.ingot.texts import plan_json
+from smelt.runtime.ingot.texts.json_text import Part
 from tests.ingots.programs import Mlp
 from tests.ingots.test_saved import agree, elsewhere
 

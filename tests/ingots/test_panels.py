@@ -14,10 +14,11 @@ from torch import Tensor, nn
 import smelt
 from smelt.package.c.export import export
 from smelt.package.onnx.export import export_onnx
-from smelt.runtime.ingot import held_json, natives
+from smelt.runtime.ingot import natives
 from smelt.runtime.ingot.late_parameters import LateParameters
 from smelt.runtime.ingot.load import load
 from smelt.runtime.ingot.natives import targets
+from smelt.runtime.ingot.texts import held_json
 from tests.codegen.harness import rms_ratio
 from tests.ingots_c.client import Library
 

@@ -15,10 +15,10 @@ import smelt
 from smelt.package.c.addresses import Elsewhere
 from smelt.package.c.export import export
 from smelt.package.c.link import RUNTIME
-from smelt.runtime import table
-from smelt.runtime.elf import parse_object
-from smelt.runtime.encode import encode
+from smelt.runtime.encoding import table
+from smelt.runtime.encoding.encode import encode
 from smelt.runtime.ingot.natives import targets
+from smelt.runtime.machine.elf import parse_object
 from tests.ingots.test_commands import call
 from tests.ingots_c.client import Failed, Library
 from tests.ingots_c.conftest import Built

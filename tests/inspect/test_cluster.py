@@ -9,8 +9,8 @@ import torch
 
 from smelt.cli.plan import _figures
 from smelt.diag import SmeltError
-from smelt.inspect import cluster
-from smelt.parallel.figures import Kernels, Link
+from smelt.inspect.ranks import cluster
+from smelt.parallel.proving.figures import Kernels, Link
 
 
 def test_figures_are_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

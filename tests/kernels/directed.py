@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from smelt.codegen.kernels.nest import Nest, loop_name
 from smelt.codegen.llvm.isa import Isa
-from smelt.codegen.llvm.nest_ir import emit_nests
+from smelt.codegen.llvm.nests.nest_ir import emit_nests
 from smelt.diag import ScheduleError
 from smelt.diag.loops import LoopStep, Parallel, Tile, Unroll, Vectorize
 

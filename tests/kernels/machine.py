@@ -10,14 +10,14 @@ import torch
 
 from smelt.codegen.llvm.emit import emit_object
 from smelt.codegen.llvm.isa import Isa, best_isa
-from smelt.codegen.llvm.lanes import ExprEmitter
-from smelt.codegen.llvm.lanes_bits import LaneBits
-from smelt.codegen.llvm.lanes_types import vector_type
+from smelt.codegen.llvm.lanes.lanes import ExprEmitter
+from smelt.codegen.llvm.lanes.lanes_bits import LaneBits
+from smelt.codegen.llvm.lanes.lanes_types import vector_type
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
 from smelt.ir import DType
-from smelt.runtime.cpu import cpu_flags
-from smelt.runtime.loader import LoadedCode, host_machine, load_object
+from smelt.runtime.machine.cpu import cpu_flags
+from smelt.runtime.machine.loader import LoadedCode, host_machine, load_object
 from tests import emulated
 from tests.emulated import emulated_isas, is_emulated
 

@@ -21,7 +21,7 @@ from smelt.codegen.kernels.nest import (
     Store,
 )
 from smelt.codegen.llvm.isa import Isa
-from smelt.codegen.llvm.nest_ir import EmittedKernel, emit_nest
+from smelt.codegen.llvm.nests.nest_ir import EmittedKernel, emit_nest
 from smelt.ir import DType
 from tests.kernels.machine import SMELT_DTYPE, call
 

@@ -12,11 +12,11 @@ import pytest
 
 from smelt.codegen.kernels.nest import Nest, Reduce, Ref, Store
 from smelt.codegen.llvm.isa import AVX2
-from smelt.codegen.llvm.nest_ir import emit_nests, loops_text
+from smelt.codegen.llvm.nests.nest_ir import emit_nests, loops_text
 from smelt.codegen.llvm.objects import assembly_of
 from smelt.diag.loops import LoopStep, Parallel, Tile, Unroll, Vectorize
-from smelt.runtime.elf import MACHINE_X86_64
-from smelt.runtime.loader import host_machine
+from smelt.runtime.machine.elf import MACHINE_X86_64
+from smelt.runtime.machine.loader import host_machine
 from tests.kernels.directed import seen, shown
 from tests.kernels.nests import F32, at, const, load, nest, op, pointwise, reduce_rows, softmax
 

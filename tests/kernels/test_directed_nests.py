@@ -11,7 +11,7 @@ import torch
 
 from smelt.codegen.kernels.nest import Gather, Index, Load, Nest, Op, Position, Reduce, Ref, Scan, Store
 from smelt.codegen.llvm.isa import AVX2, Isa
-from smelt.codegen.llvm.nest_ir import emit_nest, emit_nests, loops_text, simplify_nest
+from smelt.codegen.llvm.nests.nest_ir import emit_nest, emit_nests, loops_text, simplify_nest
 from smelt.diag import ScheduleError
 from smelt.diag.loops import LoopStep, Parallel, Tile, Unroll, Vectorize
 from smelt.ir import DType

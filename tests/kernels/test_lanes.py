@@ -10,7 +10,7 @@ import torch
 
 from smelt.codegen.kernels.operations import DTYPES, OPS
 from smelt.codegen.llvm.isa import Isa
-from smelt.codegen.llvm.lanes import ExprEmitter, is_supported
+from smelt.codegen.llvm.lanes.lanes import ExprEmitter, is_supported
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
 from smelt.diag import InternalError
 from smelt.ir import DType

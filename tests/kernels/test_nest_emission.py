@@ -28,7 +28,7 @@ from smelt.codegen.kernels.nest import (
     Store,
 )
 from smelt.codegen.llvm.isa import NEON, Isa
-from smelt.codegen.llvm.nest_ir import emit_nest, simplify_nest, unsupported
+from smelt.codegen.llvm.nests.nest_ir import emit_nest, simplify_nest, unsupported
 from smelt.diag import InternalError
 from smelt.ir import DType
 from tests.kernels.machine import TORCH_DTYPE, machine_isas

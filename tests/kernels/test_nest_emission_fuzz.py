@@ -24,7 +24,7 @@ from smelt.codegen.kernels.nest import (
     Statement,
     Store,
 )
-from smelt.codegen.llvm.nest_ir import emit_nest
+from smelt.codegen.llvm.nests.nest_ir import emit_nest
 from smelt.ir import DType
 from tests.kernels.machine import TORCH_DTYPE, machine_isas
 from tests.kernels.nests import contiguous, nest, run

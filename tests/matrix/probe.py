@@ -14,9 +14,11 @@ warnings.simplefilter("ignore")
 import torch  # noqa: E402
 
 import smelt  # noqa: E402
-from smelt._torch import dispatch, handles, light_fake, module_call, shadow, shim, stable, state_native, tensor_layout  # noqa: E402
-from smelt.compiler.compiled import dispatcher_of  # noqa: E402
-from smelt.runtime import guard_versions  # noqa: E402
+from smelt._torch import state_native, tensor_layout  # noqa: E402
+from smelt._torch.library import shim, stable  # noqa: E402
+from smelt._torch.seen import dispatch, handles, light_fake, module_call, shadow  # noqa: E402
+from smelt.compiler.object.compiled import dispatcher_of  # noqa: E402
+from smelt.runtime.guarding import guard_versions  # noqa: E402
 
 
 def has_native_entry() -> bool:

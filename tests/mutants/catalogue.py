@@ -40,7 +40,7 @@ _CHOICES = "tests/codegen/test_choices.py"
 PASSES = (
     Mutant(
         "functionalize: stale view",
-        "passes/functionalize.py",
+        "passes/mutation/functionalize.py",
         "return found if version == self.version[root] else None",
         "return found",
         "a view taken before a write is read after it",
@@ -48,7 +48,7 @@ PASSES = (
     ),
     Mutant(
         "functionalize: views that are returned",
-        "passes/functionalize.py",
+        "passes/mutation/functionalize.py",
         "as its aliases do.\n            self.version[root] = next(self.versions)\n",
         "as its aliases do.\n            pass\n",
         "a returned view of an input that was written is a copy beside it",
@@ -56,7 +56,7 @@ PASSES = (
     ),
     Mutant(
         "functionalize: places that other memory does not have",
-        "passes/placed_views.py",
+        "passes/mutation/placed_views.py",
         "is_dense(base.type) and _reach(view) <= base.type.numel",
         "_reach(view) <= base.type.numel",
         "a view by strides is taken of memory with gaps, after a write that has none",
@@ -64,7 +64,7 @@ PASSES = (
     ),
     Mutant(
         "functionalize: places counted from the start of a storage",
-        "passes/placed_views.py",
+        "passes/mutation/placed_views.py",
         'or call["storage_offset"] is not None or',
         "or",
         "a view of the middle of a storage is taken of another one, that begins elsewhere",
@@ -104,7 +104,7 @@ PASSES = (
     ),
     Mutant(
         "functionalize: inverse of a permutation",
-        "passes/view_inverses.py",
+        "passes/mutation/view_inverses.py",
         "tuple(order.index(i) for i in range(len(order)))",
         "tuple(order)",
         "a write through a permuted view permutes once more instead of back",
@@ -112,7 +112,7 @@ PASSES = (
     ),
     Mutant(
         "functionalize: part of a split",
-        "passes/view_inverses.py",
+        "passes/mutation/view_inverses.py",
         "start = sum(lengths[:-1])",
         "start = index * lengths[index]",
         "a write through the short last part of a split lands in another part",
@@ -200,7 +200,7 @@ PASSES = (
     ),
     Mutant(
         "attention: divided scores",
-        "passes/attention_match.py",
+        "passes/attentions/attention_match.py",
         "return value, factor if is_product else 1.0 / factor",
         "return value, factor",
         "scores divided by sqrt(d) are multiplied by it",
@@ -208,7 +208,7 @@ PASSES = (
     ),
     Mutant(
         "attention: which dimensions turn",
-        "passes/attention_match.py",
+        "passes/attentions/attention_match.py",
         "return sorted(d % rank for d in dims if isinstance(d, int)) == [rank - 2, rank - 1]",
         "return len(dims) == 2",
         "any transposition of the keys is taken for the one of their last two dimensions",
@@ -216,7 +216,7 @@ PASSES = (
     ),
     Mutant(
         "attention: sense of a bool mask",
-        "passes/attention.py",
+        "passes/attentions/attention.py",
         "if mask.fills_where_set:",
         "if not mask.fills_where_set:",
         "masked_fill and where exchange what is hidden and what is seen",
@@ -224,7 +224,7 @@ PASSES = (
     ),
     Mutant(
         "attention: mask before the scale",
-        "passes/attention_match.py",
+        "passes/attentions/attention_match.py",
         "if walk.scale == 1.0 and static_tensor(source) is not None and _keeps_sizes(source, at):",
         "if static_tensor(source) is not None and _keeps_sizes(source, at):",
         "a mask that was added before the scores were scaled is added unscaled",
@@ -232,7 +232,7 @@ PASSES = (
     ),
     Mutant(
         "batch norm: eps",
-        "passes/fold_batch_norm.py",
+        "passes/products/fold_batch_norm.py",
         'emit.call("aten.add.Tensor", given["running_var"], given["eps"])',
         'given["running_var"]',
         "eps is forgotten where batch norm is folded into a weight",
@@ -240,7 +240,7 @@ PASSES = (
     ),
     Mutant(
         "batch norm: used twice",
-        "passes/fold_batch_norm.py",
+        "passes/products/fold_batch_norm.py",
         "or x.node.op not in _HOSTS or not is_used_once(x):",
         "or x.node.op not in _HOSTS:",
         "a convolution that somebody else reads, too, is folded",
@@ -248,7 +248,7 @@ PASSES = (
     ),
     Mutant(
         "merge_linears: starts of parts",
-        "passes/merge_linears.py",
+        "passes/products/merge_linears.py",
         "start += member.columns",
         "start += first.columns",
         "of merged linears of unequal widths the later ones begin at the wrong column",
@@ -256,7 +256,7 @@ PASSES = (
     ),
     Mutant(
         "spell_linear: alpha",
-        "passes/spell_linear.py",
+        "passes/products/spell_linear.py",
         'if not _is_one(call["beta"]) or not _is_one(call["alpha"]):',
         'if not _is_one(call["beta"]):',
         "addmm's alpha is forgotten",
@@ -264,7 +264,7 @@ PASSES = (
     ),
     Mutant(
         "lower_precision: what commutes",
-        "passes/lower_precision.py",
+        "passes/products/lower_precision.py",
         "return node.op in _POINTWISE or (alias_of(node) is not None and node.op != _TO)",
         "return True",
         "softmax and sums between two products are done in bf16",
@@ -292,7 +292,7 @@ FUSION = (
     ),
     Mutant(
         "fusion: permuted index",
-        "codegen/fusion/views.py",
+        "codegen/fusion/rules/views.py",
         "found[dim % rank] = idx[at]",
         "found[at] = idx[dim % rank]",
         "a permutation of three dimensions is read as its inverse",
@@ -300,7 +300,7 @@ FUSION = (
     ),
     Mutant(
         "fusion: diagonal",
-        "codegen/fusion/views.py",
+        "codegen/fusion/rules/views.py",
         "at = {a: along.scaled(1, max(-offset, 0)), b: along.scaled(1, max(offset, 0))}",
         "at = {a: along.scaled(1, max(offset, 0)), b: along.scaled(1, max(-offset, 0))}",
         "diagonals above and below the main one are exchanged",
@@ -308,7 +308,7 @@ FUSION = (
     ),
     Mutant(
         "fusion: slices from the end",
-        "codegen/fusion/views.py",
+        "codegen/fusion/rules/views.py",
         "start, end = (v + size if v < 0 else v for v in (start, end))",
         "start, end = (max(v, 0) for v in (start, end))",
         "negative bounds of a slice count as 0",
@@ -316,7 +316,7 @@ FUSION = (
     ),
     Mutant(
         "fusion: promotion by 0-d tensors",
-        "codegen/fusion/promote.py",
+        "codegen/fusion/rules/promote.py",
         "elif _category(dtype) > _category(found):",
         "elif _category(dtype) >= _category(found):",
         "a 0-d f64 tensor makes f32 ones f64",
@@ -324,7 +324,7 @@ FUSION = (
     ),
     Mutant(
         "fusion: alpha of a difference",
-        "codegen/fusion/pointwise.py",
+        "codegen/fusion/rules/pointwise.py",
         "p.cast(p.const(sign * alpha, out), m)",
         "p.cast(p.const(alpha, out), m)",
         "a - alpha * b adds",
@@ -332,7 +332,7 @@ FUSION = (
     ),
     Mutant(
         "fusion: correction of a variance",
-        "codegen/fusion/reductions.py",
+        "codegen/fusion/rules/reductions.py",
         "rest = size_max(count - (1 if correction is None else correction), 0)",
         "rest = size_max(count - 1, 0)",
         "the correction is always 1",
@@ -340,7 +340,7 @@ FUSION = (
     ),
     Mutant(
         "fusion: reduced dimensions",
-        "codegen/fusion/reductions.py",
+        "codegen/fusion/rules/reductions.py",
         "return [None if d in dims else next(parts) for d in range(rank)]",
         "return [*parts, *[None] * len(dims)]",
         "a reduction of an inner dimension reduces the last ones",
@@ -348,7 +348,7 @@ FUSION = (
     ),
     Mutant(
         "fusion: keepdim",
-        "codegen/fusion/reductions.py",
+        "codegen/fusion/rules/reductions.py",
         'bool(call.get("keepdim", False))',
         "False",
         "a kept dimension shifts the index of those behind it",
@@ -356,7 +356,7 @@ FUSION = (
     ),
     Mutant(
         "fusion: dtype of an integer sum",
-        "codegen/fusion/reductions.py",
+        "codegen/fusion/rules/reductions.py",
         'return p.cast(p.reduce("sum", m, p.cast(p.cast(x, out) if not _widens(x.dtype, out) else x, m)), out)',
         'return p.cast(p.reduce("sum", math_dtype(x.dtype), p.cast(x, math_dtype(x.dtype))), out)',
         "a sum of small integers wraps in their own dtype",
@@ -364,7 +364,7 @@ FUSION = (
     ),
     Mutant(
         "fusion: mean of rounded bf16",
-        "codegen/fusion/reductions.py",
+        "codegen/fusion/rules/reductions.py",
         'total = p.reduce("sum", m, p.cast(x, m))',
         'total = p.reduce("sum", m, p.cast(x, m))\n    total = p.cast(p.cast(total, out), m)',
         "the sum of a bf16 mean is rounded before it is divided",
@@ -412,7 +412,7 @@ FUSION = (
     ),
     Mutant(
         "fusion: bias of an epilogue",
-        "codegen/lower/own_products.py",
+        "codegen/lower/products/own_products.py",
         "load: Expr = Load(buffer, Index(0, (0, 1)), dtype)",
         "load: Expr = Load(buffer, Index(0, (1, 0)), dtype)",
         "a bias goes along the rows of a product",
@@ -424,7 +424,7 @@ FUSION = (
 EMISSION = (
     Mutant(
         "nest: mask of a tail",
-        "codegen/llvm/nest_loops.py",
+        "codegen/llvm/nests/nest_loops.py",
         "return self.fn.let(f\"icmp slt {type_} <{', '.join(f'i32 {k}' for k in range(lanes))}>, {wide}\", \"mask\")",
         "return self.fn.let(f\"icmp sle {type_} <{', '.join(f'i32 {k}' for k in range(lanes))}>, {wide}\", \"mask\")",
         "the last vector writes one element too many",
@@ -432,7 +432,7 @@ EMISSION = (
     ),
     Mutant(
         "nest: a last whole vector",
-        "codegen/llvm/nest_loops.py",
+        "codegen/llvm/nests/nest_loops.py",
         "if rest >= lanes and lanes > 1:",
         "if rest > lanes and lanes > 1:",
         "where exactly one vector is left after the unrolled ones it is left out",
@@ -440,7 +440,7 @@ EMISSION = (
     ),
     Mutant(
         "nest: end of an item",
-        "codegen/llvm/nest_loops.py",
+        "codegen/llvm/nests/nest_loops.py",
         "bounds = (start, self._least(stop, self._stop(blocked)))",
         "bounds = (start, stop)",
         "the last item goes on past the end of the loop",
@@ -448,7 +448,7 @@ EMISSION = (
     ),
     Mutant(
         "nest: the last tile",
-        "codegen/llvm/nest_loops.py",
+        "codegen/llvm/nests/nest_loops.py",
         "if not is_whole(self.frame.nest.sizes[loop], level.tile):",
         "if False:",
         "a last tile that is smaller goes on past the end of the loop",
@@ -456,7 +456,7 @@ EMISSION = (
     ),
     Mutant(
         "nest: turns left over by bodies in a row",
-        "codegen/llvm/nest_loops.py",
+        "codegen/llvm/nests/nest_loops.py",
         "return all(is_whole(cut, times) for cut in cuts)",
         "return True",
         "turns that are no whole number of bodies are left out",
@@ -464,7 +464,7 @@ EMISSION = (
     ),
     Mutant(
         "nest: tiles of the first of equal elements",
-        "codegen/llvm/nest_directed.py",
+        "codegen/llvm/nests/nest_directed.py",
         "if first is not None or adds:",
         "if adds:",
         "argmax over two loops, one of them tiled, gives another one of equal elements",
@@ -472,7 +472,7 @@ EMISSION = (
     ),
     Mutant(
         "nest: sums in one chain",
-        "codegen/llvm/nest_loops.py",
+        "codegen/llvm/nests/nest_loops.py",
         "long = sums and self.schedule.long",
         "long = False",
         "long sums are added up in one chain, with an error that grows with their length",
@@ -480,7 +480,7 @@ EMISSION = (
     ),
     Mutant(
         "nest: rows of scratch",
-        "codegen/llvm/nest_values.py",
+        "codegen/llvm/nests/nest_values.py",
         "nbytes = (points * width + 2 * frame.schedule.lanes) * max(value.dtype.itemsize, 4)",
         "nbytes = (points * width + 2 * frame.schedule.lanes) * 4",
         "rows of f64 in scratch memory overlap",
@@ -488,7 +488,7 @@ EMISSION = (
     ),
     Mutant(
         "nest: a place just outside",
-        "codegen/llvm/nest_memory.py",
+        "codegen/llvm/nests/nest_memory.py",
         'wrong = fn.let(f"icmp uge {type_} {name}, {bound}")',
         'wrong = fn.let(f"icmp ugt {type_} {name}, {bound}")',
         "an index equal to the size is not refused",
@@ -496,7 +496,7 @@ EMISSION = (
     ),
     Mutant(
         "nest: offset of a load",
-        "codegen/llvm/nest_frame.py",
+        "codegen/llvm/nests/nest_frame.py",
         'key = ("base", buffer, index.offset)',
         'key = ("base", buffer)',
         "two loads of one buffer at different offsets begin at the same element",
@@ -504,7 +504,7 @@ EMISSION = (
     ),
     Mutant(
         "nest: first of equals",
-        "codegen/llvm/nest_reduce.py",
+        "codegen/llvm/nests/nest_reduce.py",
         'earlier = self.fn.let(f"icmp slt {index_type} {b[1]}, {a[1]}")',
         'earlier = self.fn.let(f"icmp sgt {index_type} {b[1]}, {a[1]}")',
         "argmax gives the last of several largest elements",
@@ -512,7 +512,7 @@ EMISSION = (
     ),
     Mutant(
         "nest: argmax of NaN",
-        "codegen/llvm/nest_reduce.py",
+        "codegen/llvm/nests/nest_reduce.py",
         "beyond = self.fn.let(f\"fcmp {'ugt' if up else 'ult'} {type_} {new}, {old}\")",
         "beyond = self.fn.let(f\"fcmp {'ogt' if up else 'olt'} {type_} {new}, {old}\")",
         "argmax passes over NaN",
@@ -520,7 +520,7 @@ EMISSION = (
     ),
     Mutant(
         "nest: inactive lanes of a reduction",
-        "codegen/llvm/nest_reduce.py",
+        "codegen/llvm/nests/nest_reduce.py",
         'value = emitter.emit("select", self.dtype, [mask, value, self.start(lanes)[0]])',
         'value = emitter.emit("select", self.dtype, [mask, value, emitter.const(0, self.dtype)])',
         "the unused lanes of a tail count as zeros in a maximum or product",
@@ -528,7 +528,7 @@ EMISSION = (
     ),
     Mutant(
         "nest: the edge of a transpose",
-        "codegen/llvm/nest_tiles.py",
+        "codegen/llvm/nests/nest_tiles.py",
         "if not is_whole(frame.nest.sizes[lane], lanes):",
         "if not is_whole(frame.nest.sizes[lane] - 1, lanes) and not is_whole(frame.nest.sizes[lane], lanes):",
         "a single column past the last square of a transpose is left out",
@@ -536,7 +536,7 @@ EMISSION = (
     ),
     Mutant(
         "lanes: NaN in a maximum",
-        "codegen/llvm/lanes.py",
+        "codegen/llvm/lanes/lanes.py",
         'return m.select(m.cmp("uno", a, a), a, m.select(m.cmp("ogt", a, b), a, b))',
         'return m.select(m.cmp("ogt", a, b), a, b)',
         "the maximum of NaN and a number is the number",
@@ -544,7 +544,7 @@ EMISSION = (
     ),
     Mutant(
         "lanes: ties of bf16",
-        "codegen/llvm/lanes_bits.py",
+        "codegen/llvm/lanes/lanes_bits.py",
         "rounded = m.iand(m.iadd(m.iadd(bits, odd), 0x7FFF), -65536)",
         "rounded = m.iand(m.iadd(bits, 0x8000), -65536)",
         "bf16 rounds halves up instead of to even",
@@ -552,7 +552,7 @@ EMISSION = (
     ),
     Mutant(
         "lanes: order of unsigned integers",
-        "codegen/llvm/lanes_integers.py",
+        "codegen/llvm/lanes/lanes_integers.py",
         "(_UNSIGNED if unsigned else _SIGNED)[op]",
         "_SIGNED[op]",
         "u8 numbers from 128 on are smaller than the others",
@@ -560,7 +560,7 @@ EMISSION = (
     ),
     Mutant(
         "lanes: sign of a remainder",
-        "codegen/llvm/lanes_modulo.py",
+        "codegen/llvm/lanes/lanes_modulo.py",
         "return m.fn.let(f\"and {m.mask_type} {m.cmp('une', rest, 0.0)}, {differ}\")",
         "return differ",
         "the remainder of a multiple with another sign is the divisor instead of 0",
@@ -644,7 +644,7 @@ CONTRACT = (
     ),
     Mutant(
         "product: operands of batches",
-        "codegen/lower/own_matmul.py",
+        "codegen/lower/products/own_matmul.py",
         "return Index(index.offset, (row * m * batches.sizes[1], row * m, row, column))",
         "return Index(index.offset, (row * m, row * m, row, column))",
         "a residual behind a batched product is that of the first batches",
@@ -792,7 +792,7 @@ CONVOLUTION = (
 RUNTIME = (
     Mutant(
         "threads: the last chunk",
-        "codegen/llvm/executor_launch_ir.py",
+        "codegen/llvm/walkers/executor_launch_ir.py",
         "end = body.let(f\"add i64 {begin}, {body.let(f'select i1 {is_whole}, i64 {size}, i64 {left}')}\")",
         'end = body.let(f"add i64 {begin}, {size}")',
         "the last chunk of a launch runs items that there are not",
@@ -808,7 +808,7 @@ RUNTIME = (
     ),
     Mutant(
         "threads: stop",
-        "codegen/llvm/executor_launch_ir.py",
+        "codegen/llvm/walkers/executor_launch_ir.py",
         'body.do(f"store atomic i64 {CLAIM_STOP}, ptr {body.cell_address(Cell.CLAIM)} release, align 8")',
         'body.do(f"store atomic i64 0, ptr {body.cell_address(Cell.CLAIM)} release, align 8")',
         "helping threads are never told that the region is over",
@@ -817,7 +817,7 @@ RUNTIME = (
     ),
     Mutant(
         "threads: scratch memory",
-        "codegen/llvm/executor_launch_ir.py",
+        "codegen/llvm/walkers/executor_launch_ir.py",
         'offset = body.let(f"mul i64 %begin, {body.cell(Cell.SCRATCH_STRIDE)}")',
         'offset = body.let("mul i64 %begin, 0")',
         "all threads use the first one's scratch memory",
@@ -841,7 +841,7 @@ RUNTIME = (
     ),
     Mutant(
         "arena: lives that touch",
-        "codegen/lower/arena.py",
+        "codegen/lower/memory/arena.py",
         "begin <= last and first <= end",
         "begin < last and first < end",
         "a result lies over the operand that the same instruction still reads",
@@ -857,7 +857,7 @@ RUNTIME = (
     ),
     Mutant(
         "cache: checksum",
-        "runtime/cache.py",
+        "runtime/machine/cache.py",
         "return payload if _digest(name, payload) == digest else None",
         "return payload",
         "code that was damaged on disk is executed",
@@ -865,7 +865,7 @@ RUNTIME = (
     ),
     Mutant(
         "cache: which entries go",
-        "runtime/cache.py",
+        "runtime/machine/cache.py",
         "for mtime, size, path in sorted(entries):",
         "for mtime, size, path in sorted(entries, key=lambda entry: entry[1]):",
         "a full cache drops its smallest entries instead of those used longest ago",
@@ -873,7 +873,7 @@ RUNTIME = (
     ),
     Mutant(
         "cache: another user's folder",
-        "runtime/cache.py",
+        "runtime/machine/cache.py",
         "if info.st_uid != os.getuid():",
         "if False:",
         "code from a folder of another user is executed",
@@ -881,7 +881,7 @@ RUNTIME = (
     ),
     Mutant(
         "guards: strides at the native entry",
-        "codegen/llvm/entry_guards_ir.py",
+        "codegen/llvm/walkers/entry_guards_ir.py",
         "        g.need(g.equal(g.element(strides, loop.index), g.element(want, g.add(ndim, loop.index))))\n",
         "",
         "a transposed argument passes for a contiguous one",
@@ -889,7 +889,7 @@ RUNTIME = (
     ),
     Mutant(
         "guards: dtype at the native entry",
-        "codegen/llvm/entry_guards_text.py",
+        "codegen/llvm/walkers/entry_guards_text.py",
         "    g.need(g.equal(dtype, g.operand(4)))\n",
         "",
         "an argument of another dtype of the same sizes passes",
@@ -897,7 +897,7 @@ RUNTIME = (
     ),
     Mutant(
         "guards: overlapping arguments",
-        "codegen/llvm/entry_guards_ir.py",
+        "codegen/llvm/walkers/entry_guards_ir.py",
         "g.need_not(g.let(f\"and i1 {overlap}, {g.let(f'icmp ult i64 {other_start}, {end}')}\"))",
         "g.need_not(g.equal(start, other_start))",
         "arguments that share part of their memory pass as separate ones",
@@ -905,7 +905,7 @@ RUNTIME = (
     ),
     Mutant(
         "guards: strides in Python",
-        "runtime/guard_args.py",
+        "runtime/guarding/guard_args.py",
         'f"{{v}}.stride() == {value.stride()!r}"',
         'f"len({{v}}.stride()) == {value.dim()}"',
         "a transposed argument passes for a contiguous one where the native entry is not used",
@@ -913,7 +913,7 @@ RUNTIME = (
     ),
     Mutant(
         "guards: signs of zero",
-        "runtime/guard_args.py",
+        "runtime/guarding/guard_args.py",
         "elif value == 0.0:",
         "elif False:",
         "a program captured for 0.0 answers for -0.0",
@@ -921,7 +921,7 @@ RUNTIME = (
     ),
     Mutant(
         "guards: dict versions",
-        "codegen/llvm/entry_guards_ir.py",
+        "codegen/llvm/walkers/entry_guards_ir.py",
         "moved = g.let(f\"icmp ne i64 {stamp}, {g.load('i64', stamp_at)}\")",
         "moved = g.let(f\"icmp ult i64 {stamp}, {g.load('i64', stamp_at)}\")",
         "an attribute or global that changed since the last call is not looked at",
@@ -933,7 +933,7 @@ RUNTIME = (
 CHOICES = (
     Mutant(
         "choices: the slowest",
-        "codegen/lower/measure.py",
+        "codegen/lower/static/measure.py",
         "sorted(best.items(), key=lambda item: item[1])",
         "sorted(best.items(), key=lambda item: -item[1])",
         "the slowest of the measured candidates is taken",
@@ -941,7 +941,7 @@ CHOICES = (
     ),
     Mutant(
         "choices: within the noise",
-        "codegen/lower/linear.py",
+        "codegen/lower/products/linear.py",
         "return expected if expected in close else timings[0].name",
         "return timings[0].name",
         "two processes choose differently between candidates that are equally fast",
@@ -949,7 +949,7 @@ CHOICES = (
     ),
     Mutant(
         "choices: a key without the dtype",
-        "codegen/lower/linear.py",
+        "codegen/lower/products/linear.py",
         'return f"{tensor_type(self.x).dtype} {self.rows}x{self.n}x{self.k}',
         'return f"{self.rows}x{self.n}x{self.k}',
         "what was chosen for f32 is taken for bf16",
@@ -957,7 +957,7 @@ CHOICES = (
     ),
     Mutant(
         "choices: long chains",
-        "codegen/lower/linear.py",
+        "codegen/lower/products/linear.py",
         'or product.k <= _MAX_CHAIN or ctx.options.numerics == "fast"',
         "or product.k > 0",
         "oneDNN's one chain over a long K is a candidate, whose error is twice eager's",
@@ -965,7 +965,7 @@ CHOICES = (
     ),
     Mutant(
         "choices: eager's library",
-        "codegen/lower/linear.py",
+        "codegen/lower/products/linear.py",
         '    if ctx.options.numerics == "eager-library":\n        return ["plain"]\n',
         "",
         "products are packed though eager's own library was asked for",

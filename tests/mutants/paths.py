@@ -19,7 +19,7 @@ PATHS = (
     ),
     Mutant(
         "paths: a miss counts as a hit",
-        "compiler/compiled_types.py",
+        "compiler/object/compiled_types.py",
         "        self._hits -= 1\n",
         "        pass\n",
         "paths that never fit seem to pay",
@@ -27,7 +27,7 @@ PATHS = (
     ),
     Mutant(
         "paths: the newest goes",
-        "compiler/compiled_build.py",
+        "compiler/object/compiled_build.py",
         "oldest = min(alike[1:], key=lambda other: other.fitted, default=alike[0])",
         "oldest = max(alike[1:], key=lambda other: other.fitted, default=alike[0])",
         "the path that is used most goes when there are too many",
@@ -35,7 +35,7 @@ PATHS = (
     ),
     Mutant(
         "paths: effects hide the others",
-        "compiler/compiled_build.py",
+        "compiler/object/compiled_build.py",
         "self._table.add(Row(GuardSet((), args, kwargs), None, reason, is_last=bool(missed), split=split))",
         "self._table.add(Row(GuardSet((), args, kwargs), None, reason, split=split))",
         "a way with effects sends all ways to eager",
@@ -43,7 +43,7 @@ PATHS = (
     ),
     Mutant(
         "expectations: NaN in one memory",
-        "capture/expects.py",
+        "capture/recording/expects.py",
         "if not found and not _is_exact(a.dtype):",
         "if False:",
         "torch.equal of a tensor with itself is told by its elements",
@@ -51,7 +51,7 @@ PATHS = (
     ),
     Mutant(
         "expectations: sizes",
-        "capture/recorder.py",
+        "capture/recording/recorder.py",
         '                self._expect("sizes", [one], {}, size)\n',
         "                pass\n",
         "a size that follows from data is taken for fixed",
@@ -59,7 +59,7 @@ PATHS = (
     ),
     Mutant(
         "trace: by operators without a look at the way",
-        "compiler/program.py",
+        "compiler/programs/program.py",
         "        unit.check_outcomes(inputs)\n        if unit.captured.own_backward",
         "        if unit.captured.own_backward",
         "with gradients a trace writes before it is known to hold",
@@ -75,7 +75,7 @@ PATHS = (
     ),
     Mutant(
         "staged: a failed call prints again",
-        "compiler/compiled_dispatch.py",
+        "compiler/object/compiled_dispatch.py",
         "the entry stays.\n        with muted_again(printed):\n",
         "the entry stays.\n        with muted_again(None):\n",
         "what was printed before native code failed is printed twice",

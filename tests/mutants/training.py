@@ -244,7 +244,7 @@ CUT = (
 NODE = (
     Mutant(
         "node: a result without a gradient",
-        "compiler/trainable.py",
+        "compiler/training/trainable.py",
         "        return [None if absent else grad for grad, absent in zip(found, self._absent[given], strict=True)]",
         "        return found",
         "a leaf of an unused result gets zeros, which eager does not give",
@@ -252,7 +252,7 @@ NODE = (
     ),
     Mutant(
         "node: a gradient's layout",
-        "compiler/trainable.py",
+        "compiler/training/trainable.py",
         "            elif grad.stride() != steps and grad.numel() and is_plain(grad):",
         "            elif False:",
         "an expanded gradient of a result is read as if it were row-major",
@@ -260,7 +260,7 @@ NODE = (
     ),
     Mutant(
         "node: data that are replaced",
-        "compiler/trainable.py",
+        "compiler/training/trainable.py",
         "                saved[position] = ctx.leaves.get(number, saved[position])",
         "                pass",
         "the gradient is that of data which `p.data = ...` put there after forward",
@@ -268,7 +268,7 @@ NODE = (
     ),
     Mutant(
         "node: hidden writes",
-        "compiler/training.py",
+        "compiler/training/training.py",
         "    if hidden is not None:",
         "    if False:",
         "a write under no_grad changes the history of what it writes to",
@@ -276,7 +276,7 @@ NODE = (
     ),
     Mutant(
         "node: writes to what a gradient needs",
-        "compiler/training.py",
+        "compiler/training/training.py",
         "    if late is not None:",
         "    if False:",
         "where eager raises on the way back a gradient comes out",
@@ -284,7 +284,7 @@ NODE = (
     ),
     Mutant(
         "node: writes to what eager saves",
-        "compiler/trainable.py",
+        "compiler/training/trainable.py",
         "        self.watched_outputs = tuple(sorted(outputs))",
         "        self.watched_outputs = ()",
         "a gradient comes out where eager saved a result that was written to since",
@@ -316,7 +316,7 @@ NODE = (
     ),
     Mutant(
         "node: anomalies",
-        "compiler/training.py",
+        "compiler/training/training.py",
         "        if torch.is_anomaly_enabled():",
         "        if False:",
         "anomaly detection cannot name the operator",
@@ -327,7 +327,7 @@ NODE = (
 STEP = (
     Mutant(
         "step: hooks",
-        "_torch/leaves.py",
+        "_torch/seen/leaves.py",
         'HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")',
         'HOOKS = ("_backward_hooks",)',
         "what a hook does when a gradient was added up is left out",
@@ -335,7 +335,7 @@ STEP = (
     ),
     Mutant(
         "step: gradients that were there",
-        "capture/gradients.py",
+        "capture/recording/gradients.py",
         "            if old is now:\n                recorder.note(op_info(_ADD_IN_PLACE)",
         "            if old is not now:\n                recorder.note(op_info(_ADD_IN_PLACE)",
         "a gradient that piles up is replaced",
@@ -343,7 +343,7 @@ STEP = (
     ),
     Mutant(
         "step: a second way back",
-        "capture/gradients.py",
+        "capture/recording/gradients.py",
         "    if not keeps and inputs is None:\n        recorder.spent.add(nodes)",
         "    if False:\n        recorder.spent.add(nodes)",
         "going back a second time from the loss of a step is no error",
@@ -351,7 +351,7 @@ STEP = (
     ),
     Mutant(
         "step: a history from outside",
-        "capture/gradients.py",
+        "capture/recording/gradients.py",
         "    if _begins_outside(recorder, nodes) or not _is_recordable(",
         "    if not _is_recordable(",
         "gradients of what comes in with a history end at the step",
@@ -359,7 +359,7 @@ STEP = (
     ),
     Mutant(
         "step: sparse gradients",
-        "capture/gradients.py",
+        "capture/recording/gradients.py",
         "    elif any(t.layout is not torch.strided for t in grads):",
         "    elif False:",
         "a sparse gradient is taken for a dense one, and another part says no for another reason",

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 import smelt
 from smelt.ops.evaluate import evaluate
-from smelt.passes.decompose import decompose
+from smelt.passes.layers.decompose import decompose
 from smelt.passes.manager import run_passes
 from tests.differential.judge import FAST
 from tests.differential.test_operators import operators, sample_difference

@@ -32,8 +32,8 @@ from smelt.ir import (
 from smelt.ops.check import check
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import evaluate
-from smelt.ops.python_calls import _STR_METHODS
-from smelt.ops.python_ops import PYTHON_OPS, infer_python
+from smelt.ops.python.python_calls import _STR_METHODS
+from smelt.ops.python.python_ops import PYTHON_OPS, infer_python
 from tests.ir.strategies import types
 
 scalars = st.one_of(

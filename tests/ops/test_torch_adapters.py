@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from smelt._torch import fake, schemas, storage
+from smelt._torch import storage
+from smelt._torch.library import schemas
+from smelt._torch.seen import fake
 from smelt.ir import Builder, DType, TensorType
 from smelt.ops import meta
 from smelt.ops.meta import CannotRun

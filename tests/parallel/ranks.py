@@ -11,13 +11,13 @@ from smelt.autodiff import joint_graph
 from smelt.autodiff.activity import may_depend
 from smelt.ir import Graph, TensorType, Value, verify
 from smelt.ops.check import check
-from smelt.ops.collectives import part_of, whole_of
 from smelt.ops.evaluate import evaluate
-from smelt.ops.placements import Placement, Shard
+from smelt.ops.ranks.collectives import part_of, whole_of
+from smelt.ops.ranks.placements import Placement, Shard
+from smelt.parallel.dividing.partition import Partition, partition
 from smelt.parallel.mesh import Mesh
-from smelt.parallel.partition import Partition, partition
-from smelt.parallel.simulate import World
-from smelt.passes.local import localize
+from smelt.parallel.proving.simulate import World
+from smelt.passes.ranks.local import localize
 
 
 def parts_of(graph: Graph, ranks: int, given: Mapping[str, Placement], **more: Any) -> list[Partition]:

@@ -10,11 +10,11 @@ from torch.nn import functional as F
 import smelt
 from smelt.diag import InternalError, SmeltError
 from smelt.ir import Graph, parse
-from smelt.parallel.clock import clocked
-from smelt.parallel.events import Event, Exchange, Pieces, Recv, Send, Work, memory_of, of_memory
-from smelt.parallel.figures import Figures, Kernels, Link, from_dict, hops_and_bytes, link_of, rate_of, to_dict
 from smelt.parallel.mesh import Mesh
-from smelt.parallel.order import Action
+from smelt.parallel.pipelines.order import Action
+from smelt.parallel.proving.clock import clocked
+from smelt.parallel.proving.events import Event, Exchange, Pieces, Recv, Send, Work, memory_of, of_memory
+from smelt.parallel.proving.figures import Figures, Kernels, Link, from_dict, hops_and_bytes, link_of, rate_of, to_dict
 
 _SLOW = Figures(links={"": Link(latency_us=1e6, gbps=1e-9)})
 """A second a hop, a byte a second."""

@@ -12,11 +12,11 @@ from torch import nn
 import smelt
 from smelt.diag import VerifyError
 from smelt.ir import Value
-from smelt.ops.placements import Partial, Placement, Replicate, Shard
-from smelt.parallel.differs import together
+from smelt.ops.ranks.placements import Partial, Placement, Replicate, Shard
+from smelt.parallel.dividing.partition import _Partitioner
 from smelt.parallel.mesh import Mesh
-from smelt.parallel.partition import _Partitioner
-from smelt.parallel.stages import Pipe
+from smelt.parallel.pipelines.stages import Pipe
+from smelt.parallel.proving.differs import together
 
 
 class Deep(nn.Module):

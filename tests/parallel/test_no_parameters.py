@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import smelt
 from smelt.parallel.mesh import Mesh
-from smelt.parallel.simulate import World
+from smelt.parallel.proving.simulate import World
 from tests.parallel.gloo import run
 
 

@@ -9,17 +9,17 @@ from torch import Tensor
 from smelt import parse
 from smelt.autodiff import Joint, joint_graph
 from smelt.ir import Graph, verify
-from smelt.ops import collectives as dist
 from smelt.ops.check import check
-from smelt.ops.collectives import part_of
 from smelt.ops.evaluate import evaluate
-from smelt.ops.placements import Placement, Shard
+from smelt.ops.ranks import collectives as dist
+from smelt.ops.ranks.collectives import part_of
+from smelt.ops.ranks.placements import Placement, Shard
+from smelt.parallel.dividing.partition import Partition
 from smelt.parallel.mesh import Mesh
-from smelt.parallel.partition import Partition
-from smelt.parallel.simulate import World
-from smelt.passes import overlap as overlapping
-from smelt.passes.local import localize
-from smelt.passes.overlap import overlap
+from smelt.parallel.proving.simulate import World
+from smelt.passes.ranks import overlap as overlapping
+from smelt.passes.ranks.local import localize
+from smelt.passes.ranks.overlap import overlap
 from tests.parallel.ranks import parts_of
 
 _LAYERS = """

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import smelt
 from smelt.diag import SmeltError
 from smelt.parallel.mesh import Mesh
-from smelt.parallel.simulate import World
+from smelt.parallel.proving.simulate import World
 
 
 class _Dropped(nn.Module):

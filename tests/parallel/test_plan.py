@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 import smelt
 from smelt.cli.app import app
 from smelt.diag import SmeltError
-from smelt.inspect.planned import text_of, to_dict
-from smelt.inspect.ranks_page import proof_page
-from smelt.parallel.figures import TYPICAL, Link
-from smelt.parallel.forecast import Forecast
-from smelt.scheduling.planning import meta_copy, plan_on
+from smelt.inspect.ranks.planned import text_of, to_dict
+from smelt.inspect.ranks.ranks_page import proof_page
+from smelt.parallel.proving.figures import TYPICAL, Link
+from smelt.parallel.proving.forecast import Forecast
+from smelt.scheduling.ranks.planning import meta_copy, plan_on
 
 
 class Layers(nn.Module):

@@ -17,7 +17,7 @@ from smelt.ir import Graph, TensorType, Value
 from smelt.ops.catalogue import CATALOGUE, record_of
 from smelt.ops.catalogue.sharding import FORMS, RULES
 from smelt.ops.catalogue.sharding.pointwise import is_by_elements
-from smelt.ops.placements import Replicate, Shard, evenly
+from smelt.ops.ranks.placements import Replicate, Shard, evenly
 from tests.autodiff.gradient_harness import graph_of, in_f64, with_tensors
 from tests.parallel.ranks import check_gradients, check_outputs, parts_of
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from smelt.diag import SmeltError
-from smelt.ops.collectives import communicator
-from smelt.ops.placements import Shard, evenly
+from smelt.ops.ranks.collectives import communicator
+from smelt.ops.ranks.placements import Shard, evenly
 from smelt.parallel.mesh import Mesh
-from smelt.parallel.order import Action, timeline
-from smelt.parallel.simulate import World
+from smelt.parallel.pipelines.order import Action, timeline
+from smelt.parallel.proving.simulate import World
 
 
 def test_a_mesh_numbers_its_ranks_as_torch_does() -> None:

@@ -10,12 +10,12 @@ from torch import nn
 
 import smelt
 from smelt.diag import SmeltError
-from smelt.parallel import balance
-from smelt.parallel.balance import Loads, balanced, loads_of
 from smelt.parallel.mesh import Mesh
-from smelt.parallel.pipeline import param_free
-from smelt.parallel.simulate import World
-from smelt.scheduling.parallel_build import program_of
+from smelt.parallel.pipelines import balance
+from smelt.parallel.pipelines.balance import Loads, balanced, loads_of
+from smelt.parallel.pipelines.pipeline import param_free
+from smelt.parallel.proving.simulate import World
+from smelt.scheduling.ranks.parallel_build import program_of
 
 
 def _convolutions() -> smelt.Schedule:

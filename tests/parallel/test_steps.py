@@ -218,7 +218,7 @@ def test_batch_norm_over_ranks_is_that_of_the_whole_batch() -> None:
 
 def test_a_wrong_collective_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     s = _columns_and_rows(_scheduled())
-    monkeypatch.setattr("smelt.parallel.simulate._total", lambda op, tensors: tensors[0].clone())
+    monkeypatch.setattr("smelt.parallel.proving.simulate._total", lambda op, tensors: tensors[0].clone())
     with pytest.raises(VerifyError, match="output 0 in step 1"):
         s.verify(mesh="tp=2")
 

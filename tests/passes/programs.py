@@ -13,7 +13,7 @@ from smelt.ir import Builder, Graph, TensorType, Value
 from smelt.ops.convert import type_of
 from smelt.ops.registry import normalize
 from smelt.ops.typing import infer
-from smelt.passes.mutations import holds
+from smelt.passes.mutation.mutations import holds
 
 SHAPES = ((3, 4), (4,), (2, 2, 3), (), (0, 3), (1, 4))
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.bfloat16, torch.bool)

@@ -18,7 +18,7 @@ from smelt.ir import BOOL, FLOAT, INT, Arg, Builder, Graph, ListType, Node, Tens
 from smelt.ops.convert import type_of
 from smelt.ops.registry import normalize
 from smelt.ops.typing import infer
-from smelt.passes.mutations import holds
+from smelt.passes.mutation.mutations import holds
 
 Choose = Callable[[Sequence[Any]], Any]
 SHAPES = ((3, 4), (4,), (4,), (2, 3), ())

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import smelt
 from smelt.compiler.pipeline import pass_names
 from smelt.ir import parse
-from smelt.passes.explicit_casts import explicit_casts
+from smelt.passes.layers.explicit_casts import explicit_casts
 from smelt.passes.manager import run_passes
 
 RULE = {"measure": False}

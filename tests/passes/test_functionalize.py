@@ -9,8 +9,8 @@ import smelt
 from smelt.ir import parse
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import evaluate
-from smelt.passes.functionalize import functionalize
 from smelt.passes.manager import compare, observe, run_passes
+from smelt.passes.mutation.functionalize import functionalize
 
 T = torch.arange(12.0).reshape(3, 4)
 

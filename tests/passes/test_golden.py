@@ -16,15 +16,15 @@ from smelt.ir import parse, verify
 from smelt.passes.base import Pass
 from smelt.passes.cse import cse
 from smelt.passes.dce import dce
-from smelt.passes.decompose import decompose
 from smelt.passes.elide_copies import elide_copies
 from smelt.passes.fold import fold
-from smelt.passes.functionalize import functionalize
 from smelt.passes.inline import inline
+from smelt.passes.layers.decompose import decompose
+from smelt.passes.loops.unroll import unroll
 from smelt.passes.manager import run_passes
+from smelt.passes.mutation.functionalize import functionalize
 from smelt.passes.peephole import RULES, peephole
 from smelt.passes.pool import pool
-from smelt.passes.unroll import unroll
 from smelt.rewrite import Rewriter, apply_rules
 
 FOLDER = Path(__file__).parent / "golden"

@@ -12,10 +12,10 @@ import smelt
 from smelt.capture import capture
 from smelt.passes.base import PassContext
 from smelt.passes.dce import dce
-from smelt.passes.functionalize import functionalize
-from smelt.passes.hoist_products import hoist_products
 from smelt.passes.manager import compare as difference
 from smelt.passes.manager import observe, run_passes
+from smelt.passes.mutation.functionalize import functionalize
+from smelt.passes.products.hoist_products import hoist_products
 
 
 def products(fn: torch.nn.Module, *args: Tensor) -> int:

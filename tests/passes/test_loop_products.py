@@ -11,8 +11,8 @@ import torch
 from smelt.ir import Graph, parse, verify
 from smelt.passes.base import PassContext
 from smelt.passes.dce import dce
-from smelt.passes.loop_products import loop_products
 from smelt.passes.manager import observe
+from smelt.passes.products.loop_products import loop_products
 
 HEAD = "graph loop(%x: f32[6, 2, 3], %d: f32[6, 2, 5], %w: f32[4, 3], %b: f32[4], %g: f32[5, 3]) -> f32[{sizes}] {{\n"
 

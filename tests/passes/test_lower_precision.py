@@ -17,10 +17,10 @@ from smelt.ops.evaluate import evaluate
 from smelt.passes.base import PassContext
 from smelt.passes.cse import cse
 from smelt.passes.dce import dce
-from smelt.passes.functionalize import functionalize
-from smelt.passes.lower_precision import lower_precision
 from smelt.passes.manager import run_passes
-from smelt.passes.spell_linear import spell_linear
+from smelt.passes.mutation.functionalize import functionalize
+from smelt.passes.products.lower_precision import lower_precision
+from smelt.passes.products.spell_linear import spell_linear
 
 TO = "aten.to.dtype"
 LINEAR = "aten.linear.default"

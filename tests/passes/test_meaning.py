@@ -15,12 +15,12 @@ from smelt.ir import Value, parse, values_in, verify
 from smelt.passes.base import Pass, PassContext
 from smelt.passes.cse import cse
 from smelt.passes.dce import dce
-from smelt.passes.decompose import decompose
 from smelt.passes.elide_copies import elide_copies
 from smelt.passes.fold import fold
-from smelt.passes.functionalize import functionalize
 from smelt.passes.inline import inline
+from smelt.passes.layers.decompose import decompose
 from smelt.passes.manager import compare, observe
+from smelt.passes.mutation.functionalize import functionalize
 from smelt.passes.peephole import peephole
 from smelt.passes.pool import pool
 

@@ -21,19 +21,19 @@ from torch import Tensor
 from smelt.capture import capture
 from smelt.ir import Graph, parse, verify
 from smelt.ops.evaluate import evaluate
-from smelt.passes.attention import attention, attention_fast
+from smelt.passes.attentions.attention import attention, attention_fast
 from smelt.passes.base import Pass, PassContext
 from smelt.passes.dce import dce
-from smelt.passes.fold_batch_norm import fold_batch_norm
-from smelt.passes.functionalize import functionalize
-from smelt.passes.fuse_bias import fuse_bias
-from smelt.passes.hoist_products import hoist_products
 from smelt.passes.manager import Observation, observe, run_passes
 from smelt.passes.manager import compare as difference
-from smelt.passes.merge_linears import merge_linears
+from smelt.passes.mutation.functionalize import functionalize
 from smelt.passes.order import order, reorder
-from smelt.passes.spell_linear import spell_linear
-from smelt.passes.vector_products import vector_products
+from smelt.passes.products.fold_batch_norm import fold_batch_norm
+from smelt.passes.products.fuse_bias import fuse_bias
+from smelt.passes.products.hoist_products import hoist_products
+from smelt.passes.products.merge_linears import merge_linears
+from smelt.passes.products.spell_linear import spell_linear
+from smelt.passes.products.vector_products import vector_products
 
 HERE = Path(__file__).parent
 PASSES: dict[str, Pass] = {

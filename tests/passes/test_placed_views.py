@@ -13,9 +13,9 @@ from smelt.ir import Graph, Node, parse
 from smelt.ops.convert import type_of
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import evaluate
-from smelt.passes.functionalize import functionalize
 from smelt.passes.manager import compare, observe, run_passes
-from smelt.passes.placed_views import is_dense
+from smelt.passes.mutation.functionalize import functionalize
+from smelt.passes.mutation.placed_views import is_dense
 
 LAYOUTS: tuple[Callable[[], torch.Tensor], ...] = (
     lambda: torch.randn(24),

@@ -19,7 +19,7 @@ def paths_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
     # The package has the modules' functions under the same names.
     monkeypatch.setattr(sys.modules["smelt.compiler.build"], "staged_unit", not_staged)
-    monkeypatch.setattr(sys.modules["smelt.compiler.tracing"], "_staged", lambda *args: None)
+    monkeypatch.setattr(sys.modules["smelt.compiler.programs.tracing"], "_staged", lambda *args: None)
 
 
 @pytest.fixture(params=["staged", "paths"])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import smelt
 from smelt import SmeltWarning
-from smelt.compiler import compiled_build
+from smelt.compiler.object import compiled_build
 from smelt.compiler.paths import PATIENCE
 
 from .judge import agree

@@ -10,7 +10,7 @@ import torch
 
 import smelt
 from smelt.capture import tensors_of
-from smelt.compiler.numeric_comparison import disagreement
+from smelt.compiler.programs.numeric_comparison import disagreement
 
 pytest.importorskip("transformers")
 

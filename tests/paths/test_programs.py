@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.compiler.compiled import Compiled
+from smelt.compiler.object.compiled import Compiled
 
 from .judge import agree
 from .programs import PROGRAMS

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from smelt.capture.staging import control
-from smelt.passes import unroll
+from smelt.capture.staging.flow import control
+from smelt.passes.loops import unroll
 from tests.programs.aimed import FAMILIES
 from tests.programs.judge import OPTIONS, ORDERS, OWN, judge
 from tests.programs.objects import objects

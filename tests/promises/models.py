@@ -12,7 +12,7 @@ from torch import nn
 
 import smelt
 from smelt.capture import tensors_of
-from smelt.compiler.numeric_comparison import disagreement
+from smelt.compiler.programs.numeric_comparison import disagreement
 from tests.zoo.build import Sample, build
 
 RULE = {"measure": False}

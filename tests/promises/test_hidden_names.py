@@ -13,19 +13,9 @@ import torch
 from torch import nn
 
 import smelt
-from smelt._torch import (
-    dispatch,
-    dispatch_mode,
-    fake,
-    handles,
-    pytree,
-    record_patches,
-    schemas,
-    shim,
-    stable,
-    state,
-    storage,
-)
+from smelt._torch import state, storage
+from smelt._torch.library import pytree, schemas, shim, stable
+from smelt._torch.seen import dispatch, dispatch_mode, fake, handles, record_patches
 from tests.promises.models import RULE, assert_agrees, block, images
 from tests.zoo.build import Sample
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import smelt
-from smelt.codegen.llvm import executor
+from smelt.codegen.llvm.walkers import executor
 from smelt.diag import InternalError, SmeltError, SmeltWarning
-from smelt.runtime.cache import CodeCache
+from smelt.runtime.machine.cache import CodeCache
 from tests.forked import smelt_forks
 from tests.promises.models import RULE, assert_agrees, block, entry_of, how_nodes_run, images
 
@@ -24,7 +24,7 @@ import json, shutil, sys, warnings
 import torch, smelt
 from tests.promises.models import block, images
 from smelt.capture import tensors_of
-from smelt.compiler.numeric_comparison import disagreement
+from smelt.compiler.programs.numeric_comparison import disagreement
 
 torch.set_grad_enabled(False)
 found = {"compilers": [n for n in ("gcc", "g++", "cc", "c++", "clang", "clang++") if shutil.which(n)], "native": []}
@@ -171,7 +171,7 @@ def test_a_folder_that_refuses_in_between(tmp_path: Path, monkeypatch: pytest.Mo
     made = block()
     expected = made.model(**made.inputs)
     compiled = smelt.compile(made.model, options={**RULE, "cache_dir": str(tmp_path / "cache")})
-    monkeypatch.setattr("smelt.runtime.cache.os.replace", refuse)
+    monkeypatch.setattr("smelt.runtime.machine.cache.os.replace", refuse)
     with pytest.warns(SmeltWarning, match="No space left"):
         compiled(**made.inputs)
     assert_agrees(compiled(**made.inputs), expected)

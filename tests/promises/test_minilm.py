@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.cli.demo_model import BatchShape, find_model, load_model, make_batches
+from smelt.cli.demos.demo_model import BatchShape, find_model, load_model, make_batches
 from smelt.ops.evaluate import evaluate
 from tests.promises.models import RULE, assert_agrees, entry_of, how_nodes_run
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from smelt.codegen.llvm.executor import executor_object
-from smelt.runtime.cache import CodeCache
+from smelt.codegen.llvm.walkers.executor import executor_object
 from smelt.runtime.executable import Executable
+from smelt.runtime.machine.cache import CodeCache
 from smelt.runtime.plan import Plan
 
 Runner = Callable[[Plan], Executable]

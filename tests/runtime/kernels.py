@@ -9,7 +9,7 @@ import torch
 
 from smelt.codegen.llvm.isa import Isa, host_isa
 from smelt.codegen.llvm.objects import KernelSource, compile_kernels
-from smelt.runtime.cache import code_cache
+from smelt.runtime.machine.cache import code_cache
 from smelt.runtime.plan import KernelCode, Launch
 
 # out[i] = x[i] * scale + 1 for one row of words[0] elements an item; `scale` is a double's bits; -1 first: refused.

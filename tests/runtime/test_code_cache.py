@@ -18,13 +18,13 @@ import llvmlite.binding as llvm
 import pytest
 
 from smelt.codegen.llvm.emit import emit_object
-from smelt.codegen.llvm.entry_ir import entry_text
-from smelt.codegen.llvm.executor_ir import executor_text
+from smelt.codegen.llvm.walkers.entry_ir import entry_text
+from smelt.codegen.llvm.walkers.executor_ir import executor_text
 from smelt.diag import InternalError, PackageError, SmeltWarning
-from smelt.runtime import loader
-from smelt.runtime.cache import CodeCache
-from smelt.runtime.elf import MACHINE_AARCH64, parse_object
-from smelt.runtime.loader import load_object
+from smelt.runtime.machine import loader
+from smelt.runtime.machine.cache import CodeCache
+from smelt.runtime.machine.elf import MACHINE_AARCH64, parse_object
+from smelt.runtime.machine.loader import load_object
 from tests.forked import smelt_forks
 
 KEY = "ab" * 32
@@ -285,8 +285,8 @@ def test_text_that_is_not_llvm() -> None:
 PROGRAM = """
     import sys, time
     import torch
-    from smelt.codegen.llvm.executor import executor_object
-    from smelt.runtime.cache import CodeCache
+    from smelt.codegen.llvm.walkers.executor import executor_object
+    from smelt.runtime.machine.cache import CodeCache
     from smelt.runtime.executable import Executable
     from smelt.runtime.plan import Plan
     from smelt.runtime import calls

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from smelt._torch import mkldnn
+from smelt._torch.library import mkldnn
 from smelt.diag import InternalError, SmeltError
 from smelt.runtime import calls
 from smelt.runtime.executable import Executable

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import smelt
-from smelt.runtime import addresses, encode, heap
+from smelt.runtime.encoding import addresses, encode
+from smelt.runtime.machine import heap
 
 ADVISE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 SIZE = heap.LARGE_NBYTES // 4

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from smelt.codegen.llvm.executor import executor_object
-from smelt.runtime import calls, encode
-from smelt.runtime.cache import code_cache
+from smelt.codegen.llvm.walkers.executor import executor_object
+from smelt.runtime import calls
+from smelt.runtime.encoding import encode
 from smelt.runtime.executable import Executable
+from smelt.runtime.machine.cache import code_cache
 from smelt.runtime.plan import ArenaTensor, Dispatch, Empty, Plan, PyCall, Release, Use
 from smelt.runtime.profile import ADDRESSES, THREADS, ProfileRow
 from tests.runtime.kernels import rows

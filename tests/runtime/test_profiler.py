@@ -21,8 +21,8 @@ import smelt
 from smelt.codegen.llvm.emit import emit_object
 from smelt.codegen.llvm.profiler import profiler_text
 from smelt.diag import events
-from smelt.runtime import profiler as module
-from smelt.runtime.profiler import CAPACITY, Profiler, Word, load_profiler
+from smelt.runtime.machine import profiler as module
+from smelt.runtime.machine.profiler import CAPACITY, Profiler, Word, load_profiler
 from tests.forked import smelt_forks
 
 

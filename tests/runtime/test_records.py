@@ -150,7 +150,7 @@ def test_loading_imports_the_runtime_only() -> None:
     assert [n for n in to_run if n != "smelt" and not n.startswith(allowed)] == []
     assert "llvmlite" not in done.stdout
     # What runs plans is imported by the first call.
-    assert "smelt.runtime.plan" not in at_load and "smelt.runtime.encode" in to_run
+    assert "smelt.runtime.plan" not in at_load and "smelt.runtime.encoding.encode" in to_run
     found = to_run
     modules = [sys.modules[n] if n in sys.modules else __import__(n, fromlist=["_"]) for n in found]
     slow = {

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from smelt._torch import handles, mkldnn, shim, stable
+from smelt._torch.library import mkldnn, shim, stable
+from smelt._torch.seen import handles
 from smelt.diag import InternalError, SmeltError
 from smelt.runtime import calls
+from smelt.runtime.encoding.table import AUTOCAST_CELLS, FUNCTION_CELLS, GRAD_CELLS
 from smelt.runtime.executable import Executable
 from smelt.runtime.plan import (
     ArenaTensor,
@@ -30,7 +32,6 @@ from smelt.runtime.plan import (
     Use,
     View,
 )
-from smelt.runtime.table import AUTOCAST_CELLS, FUNCTION_CELLS, GRAD_CELLS
 
 _MESSAGE = "torch_exception_get_what_without_backtrace"
 HAS_MESSAGES = shim.has(_MESSAGE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from smelt.runtime.guard_args import ArgumentTests
+from smelt.runtime.guarding.guard_args import ArgumentTests
 
 
 def holds(tests: ArgumentTests, *args: Any) -> bool:

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from smelt._torch import shim
-from smelt.runtime import addresses, encode, schedule
+from smelt._torch.library import shim
+from smelt.runtime import schedule
+from smelt.runtime.encoding import addresses, encode
+from smelt.runtime.encoding.table import Op, TeamWord
 from smelt.runtime.executable import Executable
+from smelt.runtime.machine.threads import team_words
 from smelt.runtime.plan import ArenaTensor, Bump, Dispatch, Empty, Instruction, Launch, Plan, PyCall, Release, Use, View
 from smelt.runtime.schedule import Enter, Group, Leave, Single
-from smelt.runtime.table import Op, TeamWord
-from smelt.runtime.threads import team_words
 from tests.runtime.kernels import ROWS, bits, built, rows
 
 f32 = torch.float32

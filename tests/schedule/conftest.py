@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from smelt.scheduling import measuring
+from smelt.scheduling.comparing import measuring
 
 
 @pytest.fixture(scope="module")

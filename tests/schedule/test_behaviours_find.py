@@ -225,9 +225,9 @@ def test_behaviour_07_constants_keywords_and_dataflow_are_compared(program, patt
 
 
 def test_behaviour_08_a_failing_pattern_of_ten_on_a_thousand_nodes():
-    from smelt.scheduling.patterns import read_pattern
-    from smelt.scheduling.search import Search
-    from smelt.scheduling.target import Target
+    from smelt.scheduling.finding.patterns import read_pattern
+    from smelt.scheduling.finding.search import Search
+    from smelt.scheduling.finding.target import Target
 
     lines = "\n".join(f"  %v{i + 1}: f32[4] = aten.{'sin' if i % 3 else 'cos'}.default(%v{i})" for i in range(1000))
     graph = smelt.parse(f"graph g(%v0: f32[4]) -> f32[4] {{\n{lines}\n  return %v1000\n}}")
@@ -250,9 +250,9 @@ def _adds(text_of_add):
 @pytest.mark.parametrize("text_of_add", [lambda i: f"%v{i}, %v{i}", lambda i: f"%v{i}, %w", lambda i: "%v0, %w"])
 @pytest.mark.parametrize("ends_in_relu", [False, True])
 def test_behaviour_08_twenty_equal_adds(text_of_add, ends_in_relu):
-    from smelt.scheduling.patterns import read_pattern
-    from smelt.scheduling.search import Search
-    from smelt.scheduling.target import Target
+    from smelt.scheduling.finding.patterns import read_pattern
+    from smelt.scheduling.finding.search import Search
+    from smelt.scheduling.finding.target import Target
 
     def relu(a, b, c, d, e, f, g, h, i):
         return F.relu(a + b + c + d + e + f + g + h + i)

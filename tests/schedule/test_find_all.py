@@ -7,10 +7,10 @@ import pytest
 
 import smelt
 from smelt.ir import Value
-from smelt.scheduling.match import match_of
-from smelt.scheduling.patterns import Pattern
-from smelt.scheduling.search import Search
-from smelt.scheduling.target import Target
+from smelt.scheduling.finding.match import match_of
+from smelt.scheduling.finding.patterns import Pattern
+from smelt.scheduling.finding.search import Search
+from smelt.scheduling.finding.target import Target
 
 _OPS = {"add.Tensor": 2, "sub.Tensor": 2, "sin.default": 1}
 _EITHER_WAY = ("aten.add.Tensor",)

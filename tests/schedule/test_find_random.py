@@ -8,7 +8,7 @@ import torch
 
 import smelt
 from smelt.ir import Builder, Graph, Node, Value, map_values
-from smelt.scheduling.forms import STATE, is_arithmetic, named_arguments
+from smelt.scheduling.finding.forms import STATE, is_arithmetic, named_arguments
 
 transformers = pytest.importorskip("transformers")
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import smelt
 from smelt.pattern import call_module
-from smelt.scheduling import measuring
+from smelt.scheduling.comparing import measuring
 
 pytestmark = pytest.mark.usefixtures("faster")
 

@@ -117,7 +117,7 @@ def test_steps_for_2_layers_apply_to_6():
 
 
 def test_too_many_kinds_of_calls_run_as_they_are_where_that_is_the_same(monkeypatch):
-    from smelt.scheduling import scheduled
+    from smelt.scheduling.graphs import scheduled
 
     monkeypatch.setattr(scheduled, "STORM_LIMIT", 2)
     model = _Mlp().eval()

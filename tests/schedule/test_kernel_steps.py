@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import smelt
 from smelt.codegen.llvm.isa import host_isa
-from smelt.scheduling import measuring
+from smelt.scheduling.comparing import measuring
 
 pytestmark = pytest.mark.skipif(host_isa() is None, reason="no own kernels on this machine")
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import smelt
-from smelt.scheduling.editing import Editor
-from smelt.scheduling.match import make_match
-from smelt.scheduling.regions import CheckpointedRegion, EagerRegion, NativeRegion, graph_of, is_state
-from smelt.scheduling.running import function_of
+from smelt.scheduling.finding.match import make_match
+from smelt.scheduling.graphs.editing import Editor
+from smelt.scheduling.graphs.regions import CheckpointedRegion, EagerRegion, NativeRegion, graph_of, is_state
+from smelt.scheduling.graphs.running import function_of
 
 _UNARY = (torch.sin, torch.tanh, lambda x: x.transpose(0, 1), lambda x: x * 0.5, lambda x: x.clone().mul_(0.25))
 _BINARY = (torch.add, torch.mul, lambda x, y: x - y * 0.5, lambda x, y: torch.where(x > y, x, y))

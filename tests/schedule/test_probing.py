@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import smelt
-from smelt.scheduling import probing
-from smelt.scheduling.probing import probe_of, run_seen
+from smelt.scheduling.finding import probing
+from smelt.scheduling.finding.probing import probe_of, run_seen
 
 WIDTH = 96  # weights of 36 KB: large enough to be shared
 

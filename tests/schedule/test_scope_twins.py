@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import smelt
-from smelt.scheduling import scope_graphs
+from smelt.scheduling.graphs import scope_graphs
 
 IDS, NAMES, CHOSEN, NUMBERS = {}, {}, [], {"scale": 2.0}
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from smelt.diag import ScheduleError
-from smelt.scheduling.compare_runs import Arguments
-from smelt.scheduling.knobs import Run, Search, described
-from smelt.scheduling.tuning_cache import code_text
-from smelt.scheduling.tuning_measure import Times, call_of, medians
+from smelt.scheduling.comparing.compare_runs import Arguments
+from smelt.scheduling.tuning.knobs import Run, Search, described
+from smelt.scheduling.tuning.tuning_cache import code_text
+from smelt.scheduling.tuning.tuning_measure import Times, call_of, medians
 
 
 def _searched(asks, trials=64, seed=0, cost=None):

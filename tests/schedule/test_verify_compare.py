@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from smelt.bench.decode import cache_name
 from smelt.diag import ScheduleError
-from smelt.scheduling.compare import Comparer, Item, Tolerance, items
-from smelt.scheduling.compare_modules import Comparison, compare
-from smelt.scheduling.compare_runs import Arguments
+from smelt.scheduling.comparing.compare import Comparer, Item, Tolerance, items
+from smelt.scheduling.comparing.compare_modules import Comparison, compare
+from smelt.scheduling.comparing.compare_runs import Arguments
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import smelt
-from smelt.compiler.scripting import ScriptedProgram, script
+from smelt.compiler.programs.scripting import ScriptedProgram, script
 from smelt.ir import Graph, verify
 from smelt.ops.check import check as check_node
 from smelt.ops.evaluate import evaluate

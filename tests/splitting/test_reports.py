@@ -99,7 +99,7 @@ def test_a_program_whose_splitting_fails_runs_as_it_is(monkeypatch: pytest.Monke
     def fail(*args: Any) -> None:
         raise ValueError("a defect")
 
-    monkeypatch.setattr("smelt.compiler.splitting.Splits.start", fail)
+    monkeypatch.setattr("smelt.compiler.split.splitting.Splits.start", fail)
     compiled = compare(make, inputs(4, 5))
     assert compiled.stats().fallbacks
 

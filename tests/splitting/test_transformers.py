@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from smelt.compiler.compiled import dispatcher_of
+from smelt.compiler.object.compiled import dispatcher_of
 from tests.splitting.twins import Twin, compare
 from tests.zoo.build import build
 

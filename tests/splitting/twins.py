@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 import smelt
-from smelt.compiler.compiled import dispatcher_of
-from smelt.compiler.splitting import Splits
+from smelt.compiler.object.compiled import dispatcher_of
+from smelt.compiler.split.splitting import Splits
 
 CALLS = 7
 """Enough for the program to be refused, split, its pieces compiled, and these to run."""

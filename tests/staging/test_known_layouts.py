@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.capture.staging.watch import Watch, unwatched
+from smelt.capture.staging.objects.watch import Watch, unwatched
 
 
 def counted(x: Any, n: Any) -> Any:

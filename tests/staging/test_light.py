@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from smelt._torch import light_fake, plain_fake
-from smelt._torch.fake import fake_tensors
-from smelt._torch.shadow import Shadows, unrecognized
+from smelt._torch.seen import light_fake, plain_fake
+from smelt._torch.seen.fake import fake_tensors
+from smelt._torch.seen.shadow import Shadows, unrecognized
 from tests.forked import smelt_forks
 
 _PROGRAM = """
@@ -60,7 +60,7 @@ def test_it_is_not_imported() -> None:
 
 
 def test_all_is_torchs_own_where_torch_is_made_otherwise() -> None:
-    other = "import smelt._torch.light_fake as light\nlight._light_classes = lambda mode: None\n"
+    other = "import smelt._torch.seen.light_fake as light\nlight._light_classes = lambda mode: None\n"
     assert _run(other + textwrap.dedent(_PROGRAM)).startswith("True")
 
 

@@ -10,7 +10,7 @@ import torch
 
 import smelt
 from smelt._torch.sequence_slots import has_items_by_number
-from smelt.capture.staging.patches import answering
+from smelt.capture.staging.fakes.patches import answering
 
 
 def by_sum(x: torch.Tensor) -> torch.Tensor:

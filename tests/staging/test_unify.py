@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from smelt._torch.dispatch import recording
-from smelt.capture.recorder import Family, Slot
-from smelt.capture.staging.stops import CannotStage
-from smelt.capture.staging.unify import unify
+from smelt._torch.seen.dispatch import recording
+from smelt.capture.recording.recorder import Family, Slot
+from smelt.capture.staging.flow.stops import CannotStage
+from smelt.capture.staging.flow.unify import unify
 
 ALL: dict[str, Any] = {
     "-1": lambda: torch.tensor(-1),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.compiler.compiled import dispatcher_of
+from smelt.compiler.object.compiled import dispatcher_of
 from tests.state.twins import Base, compare, is_one_graph, rows, same
 
 

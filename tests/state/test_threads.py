@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.compiler import compiled_state
+from smelt.compiler.object import compiled_state
 
 
 class Counter:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from smelt.compiler.compiled import dispatcher_of
+from smelt.compiler.object.compiled import dispatcher_of
 from tests.state.twins import Base, compare
 
 

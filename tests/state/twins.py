@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 import smelt
-from smelt.capture.state import STATE
-from smelt.compiler.compiled import dispatcher_of
+from smelt.capture.structure.state import STATE
+from smelt.compiler.object.compiled import dispatcher_of
 
 
 class Base(torch.nn.Module):

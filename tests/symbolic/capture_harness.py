@@ -8,8 +8,8 @@ from typing import Any
 from smelt.capture import capture
 from smelt.capture.captured import Captured
 from smelt.capture.dynamic.spec import Free, Spec
-from smelt.capture.signature import flatten_arguments
-from smelt.capture.tree import leaves
+from smelt.capture.structure.signature import flatten_arguments
+from smelt.capture.structure.tree import leaves
 from smelt.codegen.lower.symbolic.substitute import specialize
 from smelt.ir import Graph, TensorType, Type, parse, verify
 from smelt.ops.evaluate import evaluate

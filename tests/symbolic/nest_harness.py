@@ -16,13 +16,13 @@ from smelt.codegen.fusion.chunks import Stage, stages
 from smelt.codegen.fusion.groups import Group
 from smelt.codegen.fusion.partition import Partition, partition
 from smelt.codegen.fusion.pull import Memory
-from smelt.codegen.fusion.rules import RULES
+from smelt.codegen.fusion.rules.rules import RULES
 from smelt.codegen.fusion.schedule import schedule
 from smelt.codegen.llvm.isa import Isa
-from smelt.codegen.llvm.nest_ir import EmittedKernel, emit_nests
-from smelt.codegen.lower.geometry import Geometry
+from smelt.codegen.llvm.nests.nest_ir import EmittedKernel, emit_nests
+from smelt.codegen.lower.memory.geometry import Geometry
+from smelt.codegen.lower.memory.sharing import view_source
 from smelt.codegen.lower.nests import refusal
-from smelt.codegen.lower.sharing import view_source
 from smelt.ir import Builder, DType, Graph, Node, TensorType, TupleType, Value, values_in
 from smelt.ir.sizes import MARK, Evaluation, Range, Trace, tracing, value
 from smelt.ops.convert import dtype_to_torch, to_torch

@@ -16,7 +16,7 @@ from smelt.codegen.contract.planning import ProductPlan, plan_product
 from smelt.codegen.contract.problem import Problem
 from smelt.codegen.contract.tiling import Tiling, tiling_for
 from smelt.codegen.llvm.isa import Isa
-from smelt.codegen.lower.packed_weight import packed_by_torch
+from smelt.codegen.lower.products.packed_weight import packed_by_torch
 from smelt.ir.sizes import Evaluation, Range, Trace, is_symbolic, tracing
 from tests.contract.harness import DTYPES, lying, normal, run_items
 

@@ -10,15 +10,15 @@ import torch
 
 from smelt.capture import capture
 from smelt.capture.dynamic.spec import Free, Spec
-from smelt.codegen.llvm.executor import executor_object
+from smelt.codegen.llvm.walkers.executor import executor_object
 from smelt.codegen.lower.symbolic import SymbolicLowered, lower_symbolic
 from smelt.compiler.pipeline import functional_graph, optimized_graph
 from smelt.diag import Options
 from smelt.ir import Graph
 from smelt.ir.types import type_symbols
-from smelt.runtime.cache import code_cache
+from smelt.runtime.encoding.sizes import SizedExecutable
 from smelt.runtime.executable import Executable
-from smelt.runtime.sizes import SizedExecutable
+from smelt.runtime.machine.cache import code_cache
 
 OPTIONS = Options.make({"strict": True})
 

@@ -13,10 +13,10 @@ import torch
 
 import smelt
 from smelt.compiler import staged
-from smelt.compiler.dims import Dim
-from smelt.compiler.dynamic_shapes import wishes
-from smelt.compiler.generalisation import Earlier, freedom
-from smelt.compiler.seen_calls import seen_call
+from smelt.compiler.deciding.generalisation import Earlier, freedom
+from smelt.compiler.deciding.seen_calls import seen_call
+from smelt.compiler.sizes.dims import Dim
+from smelt.compiler.sizes.dynamic_shapes import wishes
 
 X, Y = ("args[0]", 0), ("args[0]", 1)
 

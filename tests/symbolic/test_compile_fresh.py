@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import smelt
-from smelt.compiler import SizedUnit, sized_unit
-from smelt.runtime import encode as encoding
-from smelt.runtime import entry
+from smelt.compiler import SizedUnit
+from smelt.compiler.sizes import sized_unit
+from smelt.runtime.encoding import encode as encoding
+from smelt.runtime.entering import entry
 
 
 def model() -> torch.nn.Module:
@@ -32,9 +33,9 @@ def unit_of(compiled: Any) -> SizedUnit:
 def counted() -> Iterator[tuple[mock.Mock, mock.Mock]]:
     """Counts of plans that are encoded, and of guards that are written as words."""
     with (
-        mock.patch("smelt.runtime.sizes.encode", mock.Mock(wraps=encoding.encode)) as shared,
+        mock.patch("smelt.runtime.encoding.sizes.encode", mock.Mock(wraps=encoding.encode)) as shared,
         mock.patch("smelt.runtime.runner.encode", shared),
-        mock.patch("smelt.runtime.entry.native_guards", mock.Mock(wraps=entry.native_guards)) as guards,
+        mock.patch("smelt.runtime.entering.entry.native_guards", mock.Mock(wraps=entry.native_guards)) as guards,
     ):
         yield shared, guards
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import smelt
-from smelt._torch.labels import key_labels
+from smelt._torch.seen.labels import key_labels
 
 CALLS = 30
 

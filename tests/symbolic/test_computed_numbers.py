@@ -10,7 +10,7 @@ import torch
 
 import smelt
 from smelt.capture.dynamic.trace import CaptureTrace
-from smelt.capture.staging.stops import CannotStage
+from smelt.capture.staging.flow.stops import CannotStage
 
 X = torch.linspace(-2, 2, 12).reshape(3, 4)
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.export import Dim as ExportDim
 
-from smelt.capture.signature import flatten_arguments
-from smelt.compiler.dims import Dim, read_entry
-from smelt.compiler.dynamic_shapes import check_names, wishes
+from smelt.capture.structure.signature import flatten_arguments
+from smelt.compiler.sizes.dims import Dim, read_entry
+from smelt.compiler.sizes.dynamic_shapes import check_names, wishes
 from smelt.diag import SmeltError
 
 

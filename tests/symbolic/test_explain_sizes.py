@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.compiler.size_texts import readable
+from smelt.compiler.sizes.size_texts import readable
 
 
 def either_sign(x: Any, n: Any) -> Any:

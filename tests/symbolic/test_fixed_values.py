@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.compiler.call_profile import MOST_FIXED
+from smelt.compiler.deciding.call_profile import MOST_FIXED
 
 TABLE = {4: 1.0, 6: 2.0, 7: 3.0}
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from smelt.compiler.compiled_dispatch import Dispatcher, _slow
-from smelt.compiler.compiled_native import native_entry
+from smelt.compiler.object.compiled_dispatch import Dispatcher, _slow
+from smelt.compiler.object.compiled_native import native_entry
 from smelt.diag import InternalError, Options, Span
-from smelt.runtime.entry_guards import native_guards
-from smelt.runtime.guards import Form, GuardSet, NumberForm, SizeCheck, TensorForm
+from smelt.runtime.entering.entry_guards import native_guards
+from smelt.runtime.guarding.guards import Form, GuardSet, NumberForm, SizeCheck, TensorForm
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import smelt
-from smelt.capture.staging.fake_tensors import ShadowRecorder
+from smelt.capture.staging.fakes.fake_tensors import ShadowRecorder
 
 
 class Blocks(nn.Module):

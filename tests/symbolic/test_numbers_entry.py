@@ -16,15 +16,15 @@ import torch
 
 import smelt
 from smelt.codegen.lower import lower
-from smelt.compiler.compiled import dispatcher_of
-from smelt.compiler.compiled_dispatch import Dispatcher, _slow
-from smelt.compiler.compiled_native import native_entry
+from smelt.compiler.object.compiled import dispatcher_of
+from smelt.compiler.object.compiled_dispatch import Dispatcher, _slow
+from smelt.compiler.object.compiled_native import native_entry
 from smelt.diag import Options
 from smelt.ir import parse
-from smelt.runtime.entry import Counters, Target
-from smelt.runtime.entry_table import Kind
+from smelt.runtime.entering.entry import Counters, Target
+from smelt.runtime.entering.entry_table import Kind
 from smelt.runtime.executable import Executable
-from smelt.runtime.guards import GuardSet, NumberForm, SizeCheck, TensorForm
+from smelt.runtime.guarding.guards import GuardSet, NumberForm, SizeCheck, TensorForm
 from tests.codegen.harness import lookup_in, machine_code
 from tests.control.harness import OWN
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from smelt.codegen.lower.linear import own_isa_of
+from smelt.codegen.lower.products.linear import own_isa_of
 from smelt.ir import DType
 from tests.codegen.test_lower_products import normal
 from tests.contract.conftest import no_tiles  # noqa: F401  (own bf16 products where the library's are faster, too)
@@ -331,7 +331,7 @@ def test_values_of_another_length_than_the_keys_are_left_to_the_library() -> Non
 
 def test_bf16_by_the_library_where_it_has_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected to be many rows: the library's product, for few, too; and the other way round."""
-    monkeypatch.setattr("smelt.codegen.lower.linear.cpu_flags", lambda: frozenset(("amx_bf16",)))
+    monkeypatch.setattr("smelt.codegen.lower.products.linear.cpu_flags", lambda: frozenset(("amx_bf16",)))
     program = linear("bf16")
     if own_isa_of(OPTIONS, DType.BF16) is None:
         return

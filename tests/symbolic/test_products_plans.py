@@ -24,7 +24,7 @@ from smelt.codegen.contract.planning import (
 from smelt.codegen.contract.problem import Problem
 from smelt.codegen.contract.tiling import tiling_for
 from smelt.codegen.llvm.isa import Isa
-from smelt.codegen.lower.packed_weight import packed_by_torch
+from smelt.codegen.lower.products.packed_weight import packed_by_torch
 from smelt.ir.sizes import Range
 from tests.contract.harness import DTYPES, isas, normal, rms
 from tests.contract.test_kernels import assert_close

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import smelt
-from smelt.compiler.compiled import dispatcher_of
+from smelt.compiler.object.compiled import dispatcher_of
 
 SIZES = [(3, 7), (4, 9), (5, 9), (6, 4), (2, 12), (1, 5), (7, 3)]
 WEIGHT, BIAS, MEAN, VARIANCE = torch.randn(8), torch.randn(8), torch.zeros(8), torch.ones(8)

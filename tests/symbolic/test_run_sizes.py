@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from smelt.capture.dynamic.spec import Free
-from smelt.runtime import sizes as runtime_sizes
+from smelt.runtime.encoding import sizes as runtime_sizes
+from smelt.runtime.encoding.sizes import SizedExecutable
 from smelt.runtime.launches import Launches, Spot
 from smelt.runtime.plan import ArenaTensor, Empty, KernelCode, Launch, Plan, Release, View, Word
 from smelt.runtime.pool import Pool
 from smelt.runtime.schedule import Group, schedule
-from smelt.runtime.sizes import SizedExecutable
 
 from .sized import assert_like_eager, flat, free, sized
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import smelt
-from smelt.capture.staging.fake_tensors import ShadowRecorder
+from smelt.capture.staging.fakes.fake_tensors import ShadowRecorder
 from smelt.capture.staging.stage import _Run
 from tests.forked import smelt_forks
 

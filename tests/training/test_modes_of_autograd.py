@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 import smelt
-from smelt.compiler.compiled_types import ANOMALIES
+from smelt.compiler.object.compiled_types import ANOMALIES
 from tests.training.harness import is_compiled, pair, same_gradients
 
 Tensor = torch.Tensor

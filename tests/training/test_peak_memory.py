@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import smelt
-from smelt.capture import gradients
+from smelt.capture.recording import gradients
 from smelt.runtime.plan import Aside, Empty
 
 Tensor = torch.Tensor

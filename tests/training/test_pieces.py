@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import smelt
-from smelt.compiler.compiled import dispatcher_of
-from smelt.compiler.splitting import Splits
+from smelt.compiler.object.compiled import dispatcher_of
+from smelt.compiler.split.splitting import Splits
 from tests.training.harness import is_compiled, pair, same_gradients
 
 Tensor = torch.Tensor

@@ -16,8 +16,8 @@ from smelt.codegen.triton.emit import emit_triton
 from smelt.codegen.triton.layout import Form
 from smelt.diag import InternalError, SmeltError
 from smelt.ir import DType
-from smelt.runtime.cache import CodeCache
 from smelt.runtime.cuda.code import CudaCode
+from smelt.runtime.machine.cache import CodeCache
 from tests.kernels.nests import F32, at, const, layer_norm, load, nest, op, pointwise, reduce_rows, softmax
 from tests.kernels.test_nest_emission import _embedding as embedding
 
@@ -138,7 +138,7 @@ sys.modules["triton"] = None
 from smelt.codegen.triton.compile import compile_cuda
 from smelt.codegen.triton.emit import emit_triton
 from smelt.diag import SmeltError
-from smelt.runtime.cache import CodeCache
+from smelt.runtime.machine.cache import CodeCache
 from tests.triton.test_compiled import chain
 from smelt.ir import DType
 cache = CodeCache({str(tmp_path)!r})

@@ -19,7 +19,7 @@ import torch
 
 import smelt
 from smelt.capture import tensors_of
-from smelt.compiler.numeric_comparison import disagreement
+from smelt.compiler.programs.numeric_comparison import disagreement
 from tests.zoo.build import Sample, build
 
 Call = tuple[int, int | None]

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from smelt._torch.leaves import is_leaf
+from smelt._torch.seen.leaves import is_leaf
 from smelt._torch.state import autocast, is_any_autocast
 
 _has_kernel: Callable[[str, str], bool] | None = getattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", None)

@@ -13,7 +13,7 @@ import torch
 from torch.nn.modules import module as _module
 from torch.utils import _python_dispatch
 
-from smelt._torch.forward_mode import is_forward_mode
+from smelt._torch.seen.forward_mode import is_forward_mode
 
 is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 is_inference: Callable[[], bool] = torch.is_inference_mode_enabled

@@ -24,8 +24,9 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from smelt._torch import shim, state
+from smelt._torch import state
 from smelt._torch.autocast import no_autocast
+from smelt._torch.library import shim
 from smelt.diag.records import record
 
 KEYS = "_ZN3c104impl26raw_local_dispatch_key_setE"

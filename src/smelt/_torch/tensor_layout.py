@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from smelt._torch import handles, shim
+from smelt._torch.library import shim
+from smelt._torch.seen import handles
 from smelt._torch.storage import nbytes_spanned
 from smelt.diag.interpreter import is_free_threaded
 from smelt.diag.records import record

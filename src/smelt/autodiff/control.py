@@ -24,9 +24,9 @@ from smelt.autodiff.shapes import laid_as
 from smelt.diag import SmeltError
 from smelt.ir import BOOL, INT, STATE_OPS, Arg, ListType, Node, Region, TensorType, Value
 from smelt.ops.catalogue import record_of
-from smelt.ops.collectives import COLLECTIVES
 from smelt.ops.effects import effects
 from smelt.ops.lowering import GraphEmitter
+from smelt.ops.ranks.collectives import COLLECTIVES
 from smelt.rewrite import Rewriter, add_result, copy_nodes, first_carried
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from smelt.autodiff.flow import INFINITE, Network
 from smelt.diag import SmeltError, Span
 from smelt.ir import BOOL, FLOAT, INT, Node, TensorType, Type, Value
 from smelt.ops.catalogue import record_of
-from smelt.ops.collectives import COLLECTIVES
 from smelt.ops.effects import effects
+from smelt.ops.ranks.collectives import COLLECTIVES
 from smelt.ops.record import Trait
 from smelt.ops.registry import tags_of
 from smelt.ops.sets import where

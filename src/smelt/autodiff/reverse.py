@@ -19,8 +19,8 @@ from smelt.ops.catalogue.gradients.forms import FORMS
 from smelt.ops.composites import as_torch_does
 from smelt.ops.dry_calls import without_gradient
 from smelt.ops.effects import effects
-from smelt.ops.expert_rows import GRADIENTS
 from smelt.ops.lowering import GraphEmitter, write
+from smelt.ops.ranks.expert_rows import GRADIENTS
 from smelt.ops.record import Lowering
 from smelt.ops.registry import arguments_of, schema_of
 from smelt.ops.torch_gradients import NAME

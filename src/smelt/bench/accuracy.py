@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smelt._torch import dispatch_mode
+from smelt._torch.seen import dispatch_mode
 from smelt.bench.models import Model, flatten
 
 

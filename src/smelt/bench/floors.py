@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smelt._torch import packed_products
+from smelt._torch.library import packed_products
 from smelt.bench.harvest import Product
 from smelt.bench.systems import Ready
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from smelt._torch import dispatch_mode
+from smelt._torch.seen import dispatch_mode
 from smelt.bench.models import Target
 from smelt.diag import SmeltError
 

@@ -18,9 +18,9 @@ from smelt.codegen.kernels.nest import Buffer, Const, Expr, Index, Load, Nest, O
 from smelt.codegen.kernels.operations import KERNEL_OPS, KernelOp
 from smelt.codegen.llvm.emit import emit_object
 from smelt.codegen.llvm.isa import Isa, host_isa
-from smelt.codegen.llvm.nest_ir import emit_nest
+from smelt.codegen.llvm.nests.nest_ir import emit_nest
 from smelt.ir import DType
-from smelt.runtime.loader import load_object
+from smelt.runtime.machine.loader import load_object
 
 COPIES = 6
 TRIALS = 300

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import smelt
-from smelt._torch import inductor
+from smelt._torch.library import inductor
 from smelt.bench.models import Target, as_module, flatten
 from smelt.diag.packages import not_installed
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import smelt
-from smelt._torch import inductor
+from smelt._torch.library import inductor
 from smelt.bench.models import Target
 from smelt.bench.systems import Context, Ready, System
 from smelt.bench.training_models import Gradients

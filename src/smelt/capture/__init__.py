@@ -1,10 +1,10 @@
 """Run a program once, record it, and know what it read."""
 
-from smelt._torch.dispatch import is_recording as is_capturing
+from smelt._torch.seen.dispatch import is_recording as is_capturing
 from smelt.capture.captured import Captured, State, capture
-from smelt.capture.recorder import Conversion, conversion_error
-from smelt.capture.roots import StateTensor
-from smelt.capture.signature import Signature, tensors_of
+from smelt.capture.recording.recorder import Conversion, conversion_error
+from smelt.capture.structure.roots import StateTensor
+from smelt.capture.structure.signature import Signature, tensors_of
 
 __all__ = [
     "Captured",

@@ -21,30 +21,30 @@ from typing import Any
 
 import torch
 
-from smelt._torch.dispatch import Level, is_recording, levels, recording
-from smelt._torch.record_modes import Modes, caller_modes
-from smelt._torch.record_patches import past_overrides
+from smelt._torch.seen.dispatch import Level, is_recording, levels, recording
+from smelt._torch.seen.record_modes import Modes, caller_modes
+from smelt._torch.seen.record_patches import past_overrides
 from smelt._torch.state import autocast, default_dtype
-from smelt.capture.build import GraphBuilder
-from smelt.capture.detector import detecting
 from smelt.capture.dynamic.spec import SizeFacts, Spec
-from smelt.capture.gradients import begins_bare, check_gradients_left
-from smelt.capture.history import Histories, begun_inside, check_classes
-from smelt.capture.inferred import kinds_of
-from smelt.capture.keeping import keeper
-from smelt.capture.noting import call_notes
-from smelt.capture.places import After, NotPut, Puts
-from smelt.capture.reads_arguments import ArgumentHeap
-from smelt.capture.recorder import Conversion, Recorder, Slot, StateSlot, slot_type
-from smelt.capture.results import OWN, Result, holds_its_own
-from smelt.capture.roots import Entry, Roots, StateTensor, reachable, without_gradients
-from smelt.capture.scopes import Scope, tracking
-from smelt.capture.sharing import entangled
-from smelt.capture.signature import Arguments, Signature, flatten_arguments
-from smelt.capture.state import STATE, Place, argument
-from smelt.capture.tree import Flattener, Tree, hidden_tensors, is_inert, is_iterator, is_lazy, tensors_at
-from smelt.capture.written import Record, Written
-from smelt.capture.zeros import check_results
+from smelt.capture.reads.keeping import keeper
+from smelt.capture.reads.reads_arguments import ArgumentHeap
+from smelt.capture.recording.build import GraphBuilder
+from smelt.capture.recording.detector import detecting
+from smelt.capture.recording.gradients import begins_bare, check_gradients_left
+from smelt.capture.recording.history import Histories, begun_inside, check_classes
+from smelt.capture.recording.inferred import kinds_of
+from smelt.capture.recording.noting import call_notes
+from smelt.capture.recording.recorder import Conversion, Recorder, Slot, StateSlot, slot_type
+from smelt.capture.recording.results import OWN, Result, holds_its_own
+from smelt.capture.recording.scopes import Scope, tracking
+from smelt.capture.recording.written import Record, Written
+from smelt.capture.recording.zeros import check_results
+from smelt.capture.structure.places import After, NotPut, Puts
+from smelt.capture.structure.roots import Entry, Roots, StateTensor, reachable, without_gradients
+from smelt.capture.structure.sharing import entangled
+from smelt.capture.structure.signature import Arguments, Signature, flatten_arguments
+from smelt.capture.structure.state import STATE, Place, argument
+from smelt.capture.structure.tree import Flattener, Tree, hidden_tensors, is_inert, is_iterator, is_lazy, tensors_at
 from smelt.diag import CaptureError, InternalError, SmeltError, Span
 from smelt.diag.events import put_aside
 from smelt.ir import Graph
@@ -187,7 +187,7 @@ def capture(
         `staging.stage`), with `sizes`. Where there is none, the graph is the ordinary one, `sizes` is None, and
         `warnings` says why.
     keep_written: keep what state held before it was written, in `Captured.written`.
-    level: force one of `smelt._torch.dispatch.levels()`; the best by default.
+    level: force one of `smelt._torch.seen.dispatch.levels()`; the best by default.
     raised: called where the program raises, with whether it may have written to tensors from outside by then.
     changed: tells, after the run, which objects of the arguments it changed; the graph then has what is put there.
     state: the places whose contents are among the arguments, under `STATE`; `fn` takes that keyword.

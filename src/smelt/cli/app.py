@@ -11,7 +11,7 @@ import typer
 import smelt
 from smelt.cli.bench import bench
 from smelt.cli.cache import cache
-from smelt.cli.demo import demo
+from smelt.cli.demos.demo import demo
 from smelt.cli.diff import diff
 from smelt.cli.docs import docs
 from smelt.cli.explore import explore

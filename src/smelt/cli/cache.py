@@ -12,7 +12,7 @@ from rich.table import Table
 
 from smelt.diag import Options, SmeltError
 from smelt.diag.console import console
-from smelt.runtime.cache import CacheFile, list_cache
+from smelt.runtime.machine.cache import CacheFile, list_cache
 
 
 class Action(StrEnum):

@@ -16,15 +16,15 @@ import typer
 import smelt
 from smelt.cli.target import HELP, checked, load_made
 from smelt.diag import ScheduleError, SmeltError
-from smelt.inspect.cluster import local_figures
-from smelt.inspect.planned import page_of, text_of, to_dict
-from smelt.parallel.figures import TYPICAL, Figures, Kernels, link_of, rate_of
+from smelt.inspect.ranks.cluster import local_figures
+from smelt.inspect.ranks.planned import page_of, text_of, to_dict
 from smelt.parallel.mesh import Mesh
 from smelt.parallel.module import positional
+from smelt.parallel.proving.figures import TYPICAL, Figures, Kernels, link_of, rate_of
 from smelt.schedules import Ready
 from smelt.scheduling import Schedule
-from smelt.scheduling.parallel_steps import marks_of
-from smelt.scheduling.planning import grown, meta_copy, plan_on, runs_without_data
+from smelt.scheduling.ranks.parallel_steps import marks_of
+from smelt.scheduling.ranks.planning import grown, meta_copy, plan_on, runs_without_data
 
 _Order = Literal["1f1b", "gpipe", "interleaved"]
 _Optimizer = Literal["adamw", "momentum", "sgd", "none"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from smelt.codegen.fusion.rules import RULES
-from smelt.codegen.lower.convolution import CONVOLUTIONS
+from smelt.codegen.fusion.rules.rules import RULES
+from smelt.codegen.lower.images.convolution import CONVOLUTIONS
 from smelt.codegen.lower.lowering import LOWERINGS
 from smelt.ops.record import OpRecord, Slot
 

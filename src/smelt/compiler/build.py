@@ -10,14 +10,14 @@ from typing import Any
 
 from smelt.autodiff.inside import computes_gradients
 from smelt.capture import Captured, capture
-from smelt.capture.staging.stops import AS_NATIVE, TOO_LONG, TOO_MANY
-from smelt.compiler.compiled_types import NeedsGradients, ObservedProgram
+from smelt.capture.staging.flow.stops import AS_NATIVE, TOO_LONG, TOO_MANY
 from smelt.compiler.long_loops import with_long_loops
-from smelt.compiler.originals import move_originals
+from smelt.compiler.object.compiled_types import NeedsGradients, ObservedProgram
+from smelt.compiler.object.originals import move_originals
 from smelt.compiler.replayable import acts_repeatably
 from smelt.compiler.source_digest import begin_source_digest
 from smelt.compiler.staged import staged_unit
-from smelt.compiler.training import training_unit
+from smelt.compiler.training.training import training_unit
 from smelt.compiler.unit import Unit
 from smelt.diag import Options
 

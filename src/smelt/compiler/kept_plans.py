@@ -2,9 +2,9 @@
 
     graph, options, machine, versions, source  -- SHA-256 -->  key  -->  codegen.lower.kept, in the cache's folder
 
-Invariant: everything that passes and lowering look at is in the key, or is looked at anew (`codegen.lower.held`): the
-contents of parameters are in no entry, so that an entry serves other weights of the same types. What cannot be read, or
-is not what it should be, is removed and made again.
+Invariant: everything that passes and lowering look at is in the key, or is looked at anew
+(`codegen.lower.static.held`): the contents of parameters are in no entry, so that an entry serves other weights of the
+same types. What cannot be read, or is not what it should be, is removed and made again.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any
 
 import torch
 
-from smelt._torch import shim
+from smelt._torch.library import shim
 from smelt.codegen.llvm.isa import host_isa
-from smelt.codegen.lower.kept import CannotKeep, read, write
 from smelt.codegen.lower.result import Lookup, Lowered
-from smelt.codegen.lower.static_program import OtherState
+from smelt.codegen.lower.static.kept import CannotKeep, read, write
+from smelt.codegen.lower.static.static_program import OtherState
 from smelt.compiler.source_digest import begin_source_digest, source_digest
 from smelt.diag import Options
 from smelt.ir import Graph
 from smelt.ops.registry import overload
-from smelt.runtime.cache import CodeCache, code_cache
-from smelt.runtime.cpu import cpu_fingerprint, data_cache_nbytes
+from smelt.runtime.machine.cache import CodeCache, code_cache
+from smelt.runtime.machine.cpu import cpu_fingerprint, data_cache_nbytes
 
 KIND = "plan"
 """What files of this kind are called by, in the cache's folder."""

@@ -12,10 +12,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from smelt.capture import Captured
-from smelt.capture.reads import ReadLog
-from smelt.capture.staging.control import LARGE, LONG, SHORT
+from smelt.capture.reads.reads import ReadLog
+from smelt.capture.staging.flow.control import LARGE, LONG, SHORT
 from smelt.ir import STATE_OPS, Node
-from smelt.passes.unroll import MOST, MOST_TRIPS
+from smelt.passes.loops.unroll import MOST, MOST_TRIPS
 
 
 def with_long_loops(captured: Captured, log: ReadLog | None, *, to_run: bool = False) -> Captured | None:

@@ -13,12 +13,12 @@ from typing import Any
 
 from smelt.analysis.aliases import alias_analysis, is_external
 from smelt.capture import Captured
-from smelt.capture.spans import Spans
-from smelt.compiler.trial import Trial
+from smelt.capture.recording.spans import Spans
+from smelt.compiler.deciding.trial import Trial
 from smelt.diag import CaptureError, Miss, Span
 from smelt.ir import Graph, Node, Value
-from smelt.ops import collectives
 from smelt.ops.effects import effects
+from smelt.ops.ranks import collectives
 from smelt.passes.early_expects import expects_first
 from smelt.rewrite import Rewriter
 

@@ -12,44 +12,44 @@ from typing import Any
 from smelt._torch import versions
 from smelt.autodiff import computes_gradients, detach_islands, write_gradients
 from smelt.codegen.llvm.isa import host_isa
-from smelt.codegen.lower.merging import merging_pays
-from smelt.codegen.lower.narrowing import narrowing_pays
-from smelt.compiler.recompute import recompute
+from smelt.codegen.lower.products.merging import merging_pays
+from smelt.codegen.lower.products.narrowing import narrowing_pays
+from smelt.compiler.training.recompute import recompute
 from smelt.diag import Options, SmeltError
 from smelt.ir import Graph
-from smelt.ops.collectives import COLLECTIVES
 from smelt.ops.evaluate import Lookup
-from smelt.passes.attention import attention, attention_fast
+from smelt.ops.ranks.collectives import COLLECTIVES
+from smelt.passes.attentions.attention import attention, attention_fast
 from smelt.passes.base import Pass, PassContext
 from smelt.passes.cse import cse
 from smelt.passes.dce import dce
-from smelt.passes.decompose import decompose
 from smelt.passes.early_expects import early_expects
 from smelt.passes.elide_copies import elide_copies
-from smelt.passes.expand_layers import expand_layers
-from smelt.passes.expand_recurrent import expand_recurrent
-from smelt.passes.explicit_casts import explicit_casts
 from smelt.passes.fit_numbers import fit_numbers
 from smelt.passes.fold import fold
-from smelt.passes.fold_batch_norm import fold_batch_norm
-from smelt.passes.functionalize import functionalize
-from smelt.passes.fuse_bias import fuse_bias
-from smelt.passes.hoist_invariants import hoist_invariants
-from smelt.passes.hoist_products import hoist_products
 from smelt.passes.inline import inline
-from smelt.passes.local import localize
-from smelt.passes.loop_products import loop_products
-from smelt.passes.lower_precision import lower_precision
+from smelt.passes.layers.decompose import decompose
+from smelt.passes.layers.expand_layers import expand_layers
+from smelt.passes.layers.expand_recurrent import expand_recurrent
+from smelt.passes.layers.explicit_casts import explicit_casts
+from smelt.passes.loops.hoist_invariants import hoist_invariants
+from smelt.passes.loops.unroll import unroll
 from smelt.passes.manager import Culprit, PassReport, Watcher, bisect, run_passes
-from smelt.passes.merge_linears import merge_linears
+from smelt.passes.mutation.functionalize import functionalize
 from smelt.passes.order import order
-from smelt.passes.overlap import overlap, sign
 from smelt.passes.peephole import peephole
 from smelt.passes.pool import pool
+from smelt.passes.products.fold_batch_norm import fold_batch_norm
+from smelt.passes.products.fuse_bias import fuse_bias
+from smelt.passes.products.hoist_products import hoist_products
+from smelt.passes.products.loop_products import loop_products
+from smelt.passes.products.lower_precision import lower_precision
+from smelt.passes.products.merge_linears import merge_linears
+from smelt.passes.products.spell_linear import spell_linear
+from smelt.passes.products.vector_products import vector_products
+from smelt.passes.ranks.local import localize
+from smelt.passes.ranks.overlap import overlap, sign
 from smelt.passes.sized import Sizes
-from smelt.passes.spell_linear import spell_linear
-from smelt.passes.unroll import unroll
-from smelt.passes.vector_products import vector_products
 
 FUNCTIONAL: tuple[Pass, ...] = (
     inline,

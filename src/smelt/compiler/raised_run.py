@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from smelt.capture.reads import ReadLog
-from smelt.capture.state import without_state
-from smelt.ops.python_draws import Generators
+from smelt.capture.reads.reads import ReadLog
+from smelt.capture.structure.state import without_state
+from smelt.ops.python.python_draws import Generators
 
 
 class RaisedRun:

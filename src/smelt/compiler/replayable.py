@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from smelt.capture.reads import Effect, ReadLog
-from smelt.capture.reads_effects import PRINTS, SHOWS_WARNING, WARNS
+from smelt.capture.reads.reads import Effect, ReadLog
+from smelt.capture.reads.reads_effects import PRINTS, SHOWS_WARNING, WARNS
 from smelt.ir import Graph, Node
 
 _STREAMS = frozenset(("sys.stdout", "sys.stderr"))

@@ -16,23 +16,23 @@ from typing import Any
 
 from smelt.capture import Captured
 from smelt.capture.dynamic.spec import Spec
-from smelt.capture.reads import Effect, ReadLog, record_reads
-from smelt.capture.reads_arguments import ArgumentHeap
+from smelt.capture.reads.reads import Effect, ReadLog, record_reads
+from smelt.capture.reads.reads_arguments import ArgumentHeap
 from smelt.capture.staging.draws import Draw
-from smelt.capture.staging.outside import nothing_outside
+from smelt.capture.staging.objects.outside import nothing_outside
 from smelt.capture.staging.stage import Learnt, stage
-from smelt.capture.state import Place, without_state
-from smelt.compiler.compiled_types import NeedsGradients, ObservedProgram
-from smelt.compiler.histories import has_history_on_other_ways
-from smelt.compiler.output_replay import muted
+from smelt.capture.structure.state import Place, without_state
+from smelt.compiler.object.compiled_types import NeedsGradients, ObservedProgram
+from smelt.compiler.object.output_replay import muted
 from smelt.compiler.replayable import acts_repeatably, without_repeated
-from smelt.compiler.size_one import Again, with_ones
-from smelt.compiler.size_one_strides import StrideReads, needs_strides, telling
-from smelt.compiler.sized_unit import unit_of
-from smelt.compiler.training import training_unit
+from smelt.compiler.sizes.size_one import Again, with_ones
+from smelt.compiler.sizes.size_one_strides import StrideReads, needs_strides, telling
+from smelt.compiler.sizes.sized_unit import unit_of
+from smelt.compiler.training.histories import has_history_on_other_ways
+from smelt.compiler.training.training import training_unit
 from smelt.compiler.unit import Unit
 from smelt.diag import CaptureError, Options, SmeltError
-from smelt.runtime.guard_facts import FactTest
+from smelt.runtime.guarding.guard_facts import FactTest
 
 # Where the staged run's own look at the heap does not find them.
 _logs: ContextVar[list[ReadLog]] = ContextVar("smelt staging reads")

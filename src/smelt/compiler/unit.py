@@ -17,23 +17,21 @@ from smelt._torch.autocast import no_autocast
 from smelt.analysis.gradients import enables_grad
 from smelt.capture import Captured
 from smelt.capture.dynamic.spec import Spot
-from smelt.capture.sharing import entangled
-from smelt.codegen.llvm.executor import executor_object
+from smelt.capture.structure.sharing import entangled
+from smelt.codegen.llvm.walkers.executor import executor_object
 from smelt.codegen.lower import Lowered, lower
-from smelt.codegen.lower.packs import packs
+from smelt.codegen.lower.products.packs import packs
 from smelt.codegen.lower.report import Report
 from smelt.codegen.lower.result import Either, Fresh, OfKind, Same, Spent, StateName
 from smelt.compiler import kept_plans
-from smelt.compiler.compiled_types import Undelivered
 from smelt.compiler.copies import copies_of
-from smelt.compiler.entry_code import Deliver, Extract, deliverer, extractor
-from smelt.compiler.forms import checks_of, forms_of, free_spots
-from smelt.compiler.histories import has_history
+from smelt.compiler.deciding.ledger import Ledger
 from smelt.compiler.kept_plans import KeptPlans
-from smelt.compiler.ledger import Ledger
-from smelt.compiler.old_gradients import letting_go
-from smelt.compiler.originals import Moved, release
-from smelt.compiler.output_replay import SHOWING, muted, prints
+from smelt.compiler.object.compiled_types import Undelivered
+from smelt.compiler.object.entry_code import Deliver, Extract, deliverer, extractor
+from smelt.compiler.object.old_gradients import letting_go
+from smelt.compiler.object.originals import Moved, release
+from smelt.compiler.object.output_replay import SHOWING, muted, prints
 from smelt.compiler.paths import (
     Outcome,
     check_path,
@@ -46,8 +44,10 @@ from smelt.compiler.paths import (
     outcomes,
 )
 from smelt.compiler.pipeline import functional_graph, optimized_graph
-from smelt.compiler.precision import Precision, output_errors, why_not_repeatable
-from smelt.compiler.size_conditions import symbols_in, with_conditions
+from smelt.compiler.programs.precision import Precision, output_errors, why_not_repeatable
+from smelt.compiler.sizes.forms import checks_of, forms_of, free_spots
+from smelt.compiler.sizes.size_conditions import symbols_in, with_conditions
+from smelt.compiler.training.histories import has_history
 from smelt.diag import CaptureError, InternalError, Miss, Options, SmeltError, SmeltWarning
 from smelt.diag.idle_memory import give_back_freed_memory
 from smelt.diag.logs import tell, wants
@@ -56,13 +56,13 @@ from smelt.ir.types import contiguous_strides
 from smelt.ops.convert import type_of
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import evaluate
-from smelt.ops.python_draws import Generators
-from smelt.passes.explicit_casts import is_casting
+from smelt.ops.python.python_draws import Generators
+from smelt.passes.layers.explicit_casts import is_casting
 from smelt.passes.manager import PassReport
 from smelt.passes.sized import Sizes as Symbols
-from smelt.runtime.cache import code_cache
 from smelt.runtime.executable import Executable
-from smelt.runtime.guards import Form, SizeCheck
+from smelt.runtime.guarding.guards import Form, SizeCheck
+from smelt.runtime.machine.cache import code_cache
 from smelt.runtime.plan import PyCall, uses_of
 
 Lookup = Callable[[str, str], torch.Tensor]

@@ -11,9 +11,9 @@ from contextlib import suppress
 
 from smelt.codegen.llvm.profiler import profiler_at_hand, profiler_object
 from smelt.diag import Options, events
-from smelt.runtime.cache import code_cache
-from smelt.runtime.loader import host_machine
-from smelt.runtime.profiler import load_profiler
+from smelt.runtime.machine.cache import code_cache
+from smelt.runtime.machine.loader import host_machine
+from smelt.runtime.machine.profiler import load_profiler
 
 _lock = threading.Lock()
 

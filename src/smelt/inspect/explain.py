@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from smelt._torch.compiled_by_torch import given_to_torch
+from smelt._torch.library.compiled_by_torch import given_to_torch
 from smelt._torch.storage import nbytes_spanned
-from smelt.capture.state import Place, in_names
+from smelt.capture.structure.state import Place, in_names
 from smelt.compiler import Compiled, Program, SizedUnit, Unit, compile
-from smelt.compiler.compiled import dispatcher_of
 from smelt.compiler.doors.dynamo import graphs_of
-from smelt.compiler.miss_texts import joined_misses
+from smelt.compiler.object.compiled import dispatcher_of
+from smelt.compiler.object.miss_texts import joined_misses
 from smelt.compiler.paths import reading
-from smelt.compiler.size_texts import readable
-from smelt.compiler.splitting_report import break_rows, piece_rows
-from smelt.compiler.training import TrainingUnit
+from smelt.compiler.sizes.size_texts import readable
+from smelt.compiler.split.splitting_report import break_rows, piece_rows
+from smelt.compiler.training.training import TrainingUnit
 from smelt.diag import SmeltError
 from smelt.inspect.kernels import kernel_rows, launched_ns
 from smelt.inspect.page import Inside
@@ -31,7 +31,7 @@ from smelt.inspect.shown import Row, plural
 from smelt.inspect.symbols import symbol_rows
 from smelt.inspect.verdict import verdict
 from smelt.ir import DType, TensorType
-from smelt.passes.lower_precision import PRODUCT_OPS
+from smelt.passes.products.lower_precision import PRODUCT_OPS
 
 _MEMORY = {
     "arena_nbytes": "arena", "arena_naive_nbytes": "arena without reuse", "packed_nbytes": "packed weights",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smelt.compiler import SizedUnit, Unit
-from smelt.compiler.training import TrainingUnit
+from smelt.compiler.training.training import TrainingUnit
 from smelt.inspect.shown import Row
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from smelt.analysis.liveness import nbytes
 from smelt.autodiff.cut import is_cheap
 from smelt.compiler import Unit
-from smelt.compiler.training import TrainingUnit
+from smelt.compiler.training.training import TrainingUnit
 from smelt.inspect.page.model import Saved
 from smelt.inspect.shown import Row
 from smelt.ir import Value

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from smelt.compiler import SizedUnit, Unit
-from smelt.compiler.training import TrainingUnit
+from smelt.compiler.training.training import TrainingUnit
 from smelt.compiler.unit import machine_code
 from smelt.diag import Miss, SmeltError
 from smelt.inspect.kernels import launched_ns

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import smelt
-from smelt.compiler.compiled import dispatcher_of
+from smelt.compiler.object.compiled import dispatcher_of
 from smelt.diag import SmeltError
 from smelt.inspect.kernels import compiled_units
 from smelt.inspect.machine import waited_ns

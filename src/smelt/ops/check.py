@@ -21,8 +21,8 @@ from smelt.ir import (
     Value,
     may_hold_tensor,
 )
-from smelt.ops.python_calls import is_callable_by_name
-from smelt.ops.python_ops import NAMESPACES, PyOp, arity_fault, python_op
+from smelt.ops.python.python_calls import is_callable_by_name
+from smelt.ops.python.python_ops import NAMESPACES, PyOp, arity_fault, python_op
 from smelt.ops.registry import Argument, arguments_of, schema_of
 
 

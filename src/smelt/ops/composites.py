@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from smelt._torch.dispatch_mode import AVAILABLE, intercepting
-from smelt._torch.schemas import raw_schema
+from smelt._torch.library.schemas import raw_schema
+from smelt._torch.seen.dispatch_mode import AVAILABLE, intercepting
 from smelt.diag import InternalError
 from smelt.ir import Arg, TensorType, Value, values_in
 from smelt.ir.sizes import current_trace, is_symbolic

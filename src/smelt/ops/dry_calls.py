@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from smelt._torch.autocast import no_autocast
-from smelt._torch.fake import fake_tensors
+from smelt._torch.seen.fake import fake_tensors
 from smelt._torch.storage import storage_key
 from smelt.ir import Arg, Node, TensorType, TupleType, Type, Value, map_values
 from smelt.ops.convert import dummy_of, to_torch

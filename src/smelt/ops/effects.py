@@ -12,11 +12,11 @@ from smelt.ir import STATE_OPS, Arg, Node, TensorType, TupleType, Type, Value, m
 from smelt.ops.catalogue import record_of
 from smelt.ops.lazy_bits import is_copied
 from smelt.ops.meta import CannotRun, meta_outcome, operand_values
-from smelt.ops.python_ops import python_op
+from smelt.ops.python.python_ops import python_op
+from smelt.ops.python.scalar_reads import scalar_read
 from smelt.ops.raises import may_raise
 from smelt.ops.record import OpRecord, nothing_written
 from smelt.ops.registry import Argument, Schema, arguments_of, by_overload, overload, read, schema_of, tags_of
-from smelt.ops.scalar_reads import scalar_read
 
 _KNOWN_NAMESPACES = ("aten", "prims")
 _MADE_BEFORE = (*STATE_OPS, "const")

@@ -18,11 +18,11 @@ import torch
 from smelt._torch.autocast import no_autocast
 from smelt.diag import InternalError, Miss, SmeltError
 from smelt.ir import ANY, Graph, Node, Region, TensorType, Value, print_node, values_in
-from smelt.ops.called import as_called
 from smelt.ops.convert import bind, strided_copy, tensor_of_literal
-from smelt.ops.index_words import words_of_brackets
 from smelt.ops.modes import entered
-from smelt.ops.python_ops import python_op
+from smelt.ops.python.called import as_called
+from smelt.ops.python.index_words import words_of_brackets
+from smelt.ops.python.python_ops import python_op
 from smelt.ops.registry import overload
 from smelt.ops.torch_gradients import GRADIENT
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from smelt._torch.fake import fake_tensors, meta_kernels_are_loaded
-from smelt._torch.light_fake import unmarked
+from smelt._torch.seen.fake import fake_tensors, meta_kernels_are_loaded
+from smelt._torch.seen.light_fake import unmarked
 from smelt._torch.state import autocast
 from smelt._torch.storage import same_storage
 from smelt.ir import (

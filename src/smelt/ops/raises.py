@@ -14,7 +14,7 @@ from smelt.ir import INT, Arg, Node, Region, TensorType, TupleType, Type, Value
 from smelt.ir.dims import Dim, Sym, SymExpr
 from smelt.ir.sizes import Size
 from smelt.ops.catalogue import record_of
-from smelt.ops.python_numbers import FITS
+from smelt.ops.python.python_numbers import FITS
 from smelt.ops.record import Trait
 from smelt.ops.registry import by_overload, read, tags_of
 from smelt.ops.sets import bases_where

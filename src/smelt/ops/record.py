@@ -237,7 +237,7 @@ class Slot(Enum):
     VJP = "vjp"
     """Its gradient, in the graph's operators: in the record."""
     KERNEL = "C kernel"
-    """Code of ours for the CPU: a rule of `codegen.fusion.rules`, a product, a lowering."""
+    """Code of ours for the CPU: a rule of `codegen.fusion.rules.rules`, a product, a lowering."""
     ONNX = "ONNX"
     """Its form in ONNX's operators: in the record, or by the simpler operators that it is lowered to."""
     TRITON = "Triton"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
-from smelt._torch.schemas import Argument, Schema, find_overload, overload_names, read_schema, tag_names
+from smelt._torch.library.schemas import Argument, Schema, find_overload, overload_names, read_schema, tag_names
 from smelt.ir import Arg, DType, Layout, MemoryFormat, Value
 
 __all__ = [

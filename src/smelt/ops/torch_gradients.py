@@ -18,7 +18,7 @@ from typing import Any, TypeGuard
 import torch
 
 from smelt.ir import ANY, Arg, TensorType, TupleType, Type, values_in
-from smelt.ops.called import as_called
+from smelt.ops.python.called import as_called
 from smelt.ops.registry import overload
 
 NAME = "py.vjp"

@@ -14,9 +14,9 @@ from smelt.ir import FLOAT, INT, Arg, TensorType, Type, Value, map_values, value
 from smelt.ir.sizes import current_trace, is_symbolic
 from smelt.ops.catalogue import record_of
 from smelt.ops.meta import CannotRun, data_outcome, fake_outcome, meta_outcome, symbolic_outcome
-from smelt.ops.python_ops import NAMESPACES, infer_python
+from smelt.ops.python.python_ops import NAMESPACES, infer_python
+from smelt.ops.python.scalar_reads import scalar_read
 from smelt.ops.registry import arguments_of, schema_of, tags_of
-from smelt.ops.scalar_reads import scalar_read
 from smelt.ops.shapes.calls import open_call
 from smelt.ops.unknown_sizes import infer_unknown, is_static_call
 

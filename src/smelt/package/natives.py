@@ -16,17 +16,18 @@ from smelt.codegen.contract.coding import Coding, coding_source
 from smelt.codegen.contract.packing import Packing, packing_source
 from smelt.codegen.llvm.isa import AVX2, AVX512, NEON, Isa
 from smelt.codegen.llvm.objects import compile_kernels
-from smelt.codegen.lower import held as lowering
-from smelt.codegen.lower.held import Live, PackedFilters, Panels, made_now
 from smelt.codegen.lower.result import Lookup, Lowered
-from smelt.codegen.lower.static_program import Apply, At, Content, Read, StaticProgram
+from smelt.codegen.lower.static import held as lowering
+from smelt.codegen.lower.static.held import Live, PackedFilters, Panels, made_now
+from smelt.codegen.lower.static.static_program import Apply, At, Content, Read, StaticProgram
 from smelt.diag import Options
 from smelt.ops.convert import to_torch
 from smelt.package.paths import short_path
 from smelt.package.state import Tensors
-from smelt.runtime.cache import code_cache
-from smelt.runtime.ingot import plan_json, recipe_json
-from smelt.runtime.ingot.held_json import (
+from smelt.runtime.ingot.manifest import Placed
+from smelt.runtime.ingot.size_table import SizeTable
+from smelt.runtime.ingot.texts import plan_json, recipe_json
+from smelt.runtime.ingot.texts.held_json import (
     ARITHMETIC,
     VIEWS,
     Computed,
@@ -38,8 +39,7 @@ from smelt.runtime.ingot.held_json import (
     Step,
     Steps,
 )
-from smelt.runtime.ingot.manifest import Placed
-from smelt.runtime.ingot.size_table import SizeTable
+from smelt.runtime.machine.cache import code_cache
 from smelt.runtime.plan import KernelCode, uses_of
 from smelt.runtime.recipes import Either, OfKind, Same, Spent, StateName, ViewOf
 

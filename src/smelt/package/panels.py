@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from smelt.codegen.contract.packing import Packing
-from smelt.codegen.lower.packed_weight import packed_by_torch
-from smelt.runtime.ingot.held_json import ARITHMETIC, FromState, Held, Packed, Step, sources_of
-from smelt.runtime.ingot.json_text import dumps
+from smelt.codegen.lower.products.packed_weight import packed_by_torch
 from smelt.runtime.ingot.manifest import InPanels, Placed
+from smelt.runtime.ingot.texts.held_json import ARITHMETIC, FromState, Held, Packed, Step, sources_of
+from smelt.runtime.ingot.texts.json_text import dumps
 
 # Panels of weights may be larger than these by so much: of narrow ones they are mostly padding.
 _MOST_PADDING = 16

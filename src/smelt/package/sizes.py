@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from smelt.capture.dynamic.spec import SizeFacts
 from smelt.diag import InternalError, SmeltError
 from smelt.ir.dims import Dim
-from smelt.runtime.guard_sizes import parsed
+from smelt.runtime.guarding.guard_sizes import parsed
 from smelt.runtime.ingot.errors import unsaved
 from smelt.runtime.ingot.free_sizes import OPERATORS, Expr, FreeSizes, Profile, Sizes, Symbol
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from smelt._torch.labels import attribute_label, key_labels
-from smelt.capture.tree import ConstantLeaf, Container, Made, SameObject, TensorLeaf, Tree
+from smelt._torch.seen.labels import attribute_label, key_labels
+from smelt.capture.structure.tree import ConstantLeaf, Container, Made, SameObject, TensorLeaf, Tree
 from smelt.runtime.ingot.errors import unsaved
 from smelt.runtime.ingot.structure import Const, Leaf, Mapping_, Sequence_, Shared, Structure, write_constant
 

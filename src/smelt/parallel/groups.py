@@ -23,9 +23,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from smelt._torch.collectives import all_gather_single, default_store
 from smelt.diag import RanksError, SmeltError
-from smelt.ops.collectives import part_of, whole_of
-from smelt.ops.expert_rows import by_expert, counts_of, splits
-from smelt.ops.placements import Shard
+from smelt.ops.ranks.collectives import part_of, whole_of
+from smelt.ops.ranks.expert_rows import by_expert, counts_of, splits
+from smelt.ops.ranks.placements import Shard
 from smelt.parallel.mesh import Mesh
 
 

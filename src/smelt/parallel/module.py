@@ -17,20 +17,20 @@ from typing import Any, TypeAlias
 import torch
 
 from smelt.capture import is_capturing
-from smelt.capture.signature import Signature
-from smelt.compiler.tracing import trace
+from smelt.capture.structure.signature import Signature
+from smelt.compiler.programs.tracing import trace
 from smelt.diag import CaptureError, Options, SmeltError, SmeltWarning, Span
 from smelt.ir import Graph, TensorType, Type, Value
-from smelt.ops import collective_ops
-from smelt.ops.collectives import Communicator, named_axes
 from smelt.ops.convert import type_of
+from smelt.ops.ranks import collective_ops
+from smelt.ops.ranks.collectives import Communicator, named_axes
+from smelt.parallel.dividing.marks import Cut, Mark, Pipeline
+from smelt.parallel.dividing.parted import Parted, PartedInference, PartedProgram, flat, parted
 from smelt.parallel.groups import Groups
-from smelt.parallel.marks import Cut, Mark, Pipeline
 from smelt.parallel.mesh import Mesh
-from smelt.parallel.parted import Parted, PartedInference, PartedProgram, flat, parted
-from smelt.parallel.pipeline import staged
+from smelt.parallel.pipelines.pipeline import staged
+from smelt.parallel.pipelines.stages import Pipe
 from smelt.parallel.spelled import Kind, spelled_forward
-from smelt.parallel.stages import Pipe
 
 Copy = Callable[[], torch.nn.Module]
 """Makes a copy of the whole model, with tensors of its own."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from smelt.codegen.lower.result import EAGER, Layouts
-from smelt.compiler.trainable import Native, Tensors
+from smelt.compiler.training.trainable import Native, Tensors
 from smelt.compiler.unit import machine_code
 from smelt.diag import Options, SmeltError
 from smelt.ir import Graph, TensorType, Value

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from smelt.ir import STATE_OPS, Graph, Node, TensorType, Value
 from smelt.ops.catalogue import record_of
-from smelt.ops.placements import Shard
-from smelt.parallel.reach import Reach, Reaches
+from smelt.ops.ranks.placements import Shard
+from smelt.parallel.dividing.reach import Reach, Reaches
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from smelt.capture.signature import Signature
+from smelt.capture.structure.signature import Signature
 from smelt.codegen.python import python_source
 from smelt.ir import STATE_OPS, Arg, Graph, TensorType, Value
 from smelt.ir.nodes import map_values

@@ -20,10 +20,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from smelt.diag import SmeltError
-from smelt.ops.collectives import part_of
-from smelt.ops.placements import Shard, evenly
+from smelt.ops.ranks.collectives import part_of
+from smelt.ops.ranks.placements import Shard, evenly
+from smelt.parallel.dividing.parted import Parted
 from smelt.parallel.groups import Groups
-from smelt.parallel.parted import Parted
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from smelt.ir import Arg, Graph, Node, Region, Value, values_in
 from smelt.ops.effects import effects
 from smelt.passes.base import Pass, PassContext
 from smelt.passes.keys import arg_key
-from smelt.passes.returned import is_own_container, is_returned
+from smelt.passes.mutation.returned import is_own_container, is_returned
 from smelt.rewrite import Rewriter
 
 

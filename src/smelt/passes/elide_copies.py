@@ -12,7 +12,7 @@ from smelt.ir import Arg, Graph, Node, TensorType, Value, values_in
 from smelt.ops.effects import alias_of
 from smelt.ops.lazy_bits import bits
 from smelt.passes.base import Pass, PassContext, erase_dead
-from smelt.passes.placed_views import can_place_again, is_placed
+from smelt.passes.mutation.placed_views import can_place_again, is_placed
 
 
 def _run(graph: Graph, context: PassContext) -> bool:

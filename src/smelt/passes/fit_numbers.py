@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from smelt.ir import FLOAT, Arg, Graph, Node, TensorType, Value, map_values
-from smelt.ops.python_numbers import FITS, RANGES
+from smelt.ops.python.python_numbers import FITS, RANGES
 from smelt.ops.raises import looks_at_range
 from smelt.ops.registry import overload as found_overload
 from smelt.passes.base import Pass, PassContext

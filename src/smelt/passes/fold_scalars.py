@@ -28,7 +28,7 @@ from smelt.ir.sizes import MARK, is_symbolic
 from smelt.ops.convert import to_torch
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import constant
-from smelt.ops.python_ops import python_op
+from smelt.ops.python.python_ops import python_op
 from smelt.passes.base import erase_dead
 from smelt.rewrite import Rewriter
 

@@ -14,8 +14,8 @@ from heapq import heapify, heappop, heappush
 from smelt.analysis import Aliases, alias_analysis, dependence, is_static, nbytes, used_by
 from smelt.analysis.dependence import Dependence
 from smelt.ir import STATE_OPS, Graph, Node, Region, Value, values_in
-from smelt.ops.collectives import COLLECTIVES, START, WAIT
 from smelt.ops.effects import effects
+from smelt.ops.ranks.collectives import COLLECTIVES, START, WAIT
 from smelt.passes.base import Pass, PassContext, Peak
 from smelt.rewrite import Rewriter
 
@@ -182,7 +182,7 @@ def _predecessors(source: list[Node], needs: dict[Node, set[Value]], aliases: Al
     last_effect: Node | None = None
     last_write: dict[Value, Node] = {}
     touched_since: dict[Value, list[Node]] = {}
-    # What is computed beside a message stays there: `passes.overlap` has decided it.
+    # What is computed beside a message stays there: `passes.ranks.overlap` has decided it.
     fence: Node | None = None
     behind: list[Node] = []
     for node in source:

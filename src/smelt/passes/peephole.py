@@ -18,7 +18,7 @@ from smelt.ops.record import Trait
 from smelt.ops.sets import where
 from smelt.ops.typing import infer
 from smelt.passes.base import Pass, PassContext, call_of, can_erase
-from smelt.passes.returned import WHOLE_VIEWS, is_returned
+from smelt.passes.mutation.returned import WHOLE_VIEWS, is_returned
 from smelt.rewrite import Match, Rewriter, Rule, anything, apply_rules, literal, op
 
 _RETURN_SELF = tuple(sorted(where(Trait.RETURNS_ITSELF)))

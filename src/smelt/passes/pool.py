@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from smelt.ir import STATE_OPS, Graph, Node
 from smelt.passes.base import Pass, PassContext
 from smelt.passes.keys import arg_key
-from smelt.passes.lifting import inner_yields, lifted, top_of
+from smelt.passes.loops.lifting import inner_yields, lifted, top_of
 
 
 def _run(graph: Graph, context: PassContext) -> bool:

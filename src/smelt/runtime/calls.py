@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F
 
-from smelt._torch import mkldnn, products
+from smelt._torch.library import mkldnn, products
 from smelt.runtime.plan import (
     Arg,
     Call,

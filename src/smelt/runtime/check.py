@@ -7,9 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from smelt._torch.schemas import raw_schema
+from smelt._torch.library.schemas import raw_schema
 from smelt.diag import InternalError
 from smelt.runtime.control import blocks_of
+from smelt.runtime.encoding.table import CALL_CLASSES, MAX_DOUBLES
 from smelt.runtime.plan import (
     ARENA_ALIGNMENT,
     Blit,
@@ -29,7 +30,6 @@ from smelt.runtime.plan import (
     outs_of,
     uses_of,
 )
-from smelt.runtime.table import CALL_CLASSES, MAX_DOUBLES
 
 MAX_WORDS = CALL_CLASSES[-1][0]
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from smelt._torch import handles
+from smelt._torch.seen import handles
 from smelt.diag.records import record
 from smelt.runtime.check import check_plan
-from smelt.runtime.heap import keep_freed_memory
 from smelt.runtime.interpret import Interpreter
-from smelt.runtime.native import native_entry
+from smelt.runtime.machine.heap import keep_freed_memory
+from smelt.runtime.machine.native import native_entry
 from smelt.runtime.plan import Counts, Plan
 from smelt.runtime.profile import ProfileRow
 from smelt.runtime.runner import NativeRunner, check_inputs

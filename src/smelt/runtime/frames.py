@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from smelt._torch import handles
-from smelt.runtime.encoded import Encoded
+from smelt._torch.seen import handles
+from smelt.runtime.encoding.encoded import Encoded
+from smelt.runtime.encoding.table import FRAME_ALIGNMENT, Cell
 from smelt.runtime.plan import Plan, PyCall
 from smelt.runtime.pool import Pool
 from smelt.runtime.steps import as_tensor, make_arena, number_bits, number_of, results_of
-from smelt.runtime.table import FRAME_ALIGNMENT, Cell
 
 
 class Frame:

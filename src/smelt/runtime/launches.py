@@ -12,7 +12,7 @@ from dataclasses import field
 import torch
 
 from smelt.diag.records import record
-from smelt.runtime.addresses import HERE, Code, LoadKernel
+from smelt.runtime.encoding.addresses import HERE, Code, LoadKernel
 from smelt.runtime.plan import Blit, Expect, Launch, Load, Plan, Release, View, uses_of
 
 ADDRESSED = (Load, Blit, Expect)

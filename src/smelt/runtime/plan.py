@@ -30,7 +30,7 @@ import torch
 
 from smelt.diag import Span
 from smelt.diag.records import distinct_record, record
-from smelt.runtime.table import Arith
+from smelt.runtime.encoding.table import Arith
 
 # --- numbers that are known later -------------------------------------------------------------------------------------
 
@@ -43,7 +43,8 @@ else:
 
 @distinct_record
 class Word(_Int):
-    """A number that follows from the sizes of a call (`runtime.sizes`): a sum of words, each times a factor, and `add`.
+    """A number that follows from the sizes of a call (`runtime.encoding.sizes`): a sum of words, each times a factor,
+    and `add`.
 
     terms: (which word, its factor), sorted. is_double: it is a float, whose bits native code takes. It passes for an
     int where Python asks, so that it stands wherever a plan has an int, and is never one by accident.
@@ -266,8 +267,8 @@ class Dispatch:
     `op` is an OpOverload; `args` stand in the order of its schema (keyword-only ones too), trailing defaults may be
     left out. An argument is a `Use`, a tuple of `Use` or None for lists of tensors, or a plain value (int, bool,
     float, str, None, dtype, layout, memory format, device, tuple of numbers). `outs` are the slots of the results,
-    None for one that is dropped. A call that `smelt._torch.stable.dispatchable` refuses (a Scalar or a string argument,
-    results that are not tensors) runs in Python and is counted there.
+    None for one that is dropped. A call that `_torch.library.stable.dispatchable` refuses (a Scalar or a string
+    argument, results that are not tensors) runs in Python and is counted there.
     """
 
     op: Any

@@ -7,7 +7,7 @@ from collections import deque
 
 import torch
 
-from smelt.runtime.heap import on_large_pages
+from smelt.runtime.machine.heap import on_large_pages
 
 _MOST = 4
 _ROOM = 1.25

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from smelt.diag.records import record
+from smelt.runtime.encoding.table import PROFILE_CELLS, Op
 from smelt.runtime.failures import describe
 from smelt.runtime.plan import Plan
-from smelt.runtime.table import PROFILE_CELLS, Op
 
 THREADS, ADDRESSES = "threads", "addresses"
 _NEVER = 2**63 - 1

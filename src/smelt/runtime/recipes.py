@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from smelt._torch.inference_kind import of_kind
-from smelt._torch.spent_history import with_spent_history
+from smelt._torch.seen.inference_kind import of_kind
+from smelt._torch.seen.spent_history import with_spent_history
 from smelt.diag.records import record
 
 

@@ -17,17 +17,20 @@ from typing import Any
 
 import torch
 
-from smelt._torch import handles, shim
 from smelt._torch.autocast import no_autocast
+from smelt._torch.library import shim
+from smelt._torch.seen import handles
 from smelt.diag import InternalError, Miss
 from smelt.diag.interpreter import is_free_threaded
 from smelt.diag.records import record
-from smelt.runtime.encode import encode
-from smelt.runtime.encoded import Encoded
+from smelt.runtime.encoding.encode import encode
+from smelt.runtime.encoding.encoded import Encoded
+from smelt.runtime.encoding.table import BYTES_OFFSET, NUMBER_CODES, TYPE_OFFSET, Cell, Field, Op, Status
 from smelt.runtime.failures import call_failed, escaped, layout_differs, step_failed
 from smelt.runtime.frames import Frame, PythonSteps, delete_all, handle_of
 from smelt.runtime.interpret import Interpreter, check_escapes
-from smelt.runtime.native import NativeEntry
+from smelt.runtime.machine.native import NativeEntry
+from smelt.runtime.machine.signals import fetched_error
 from smelt.runtime.plan import (
     Blit,
     Branch,
@@ -47,9 +50,7 @@ from smelt.runtime.plan import (
     View,
     Word,
 )
-from smelt.runtime.signals import fetched_error
 from smelt.runtime.steps import check_kind, number_bits, number_of
-from smelt.runtime.table import BYTES_OFFSET, NUMBER_CODES, TYPE_OFFSET, Cell, Field, Op, Status
 
 _MAX_IDLE_FRAMES = 8
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64)

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from smelt.diag.records import record
+from smelt.runtime.encoding.table import MAX_CHUNKS
 from smelt.runtime.launches import Launches
 from smelt.runtime.plan import Bump, Empty, Launch, Plan, Release, View, outs_of, uses_of
-from smelt.runtime.table import MAX_CHUNKS
 
 CHUNK_NS = 10_000.0
 """The least work worth handing to a thread: a hundred times what claiming it costs."""

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from smelt._torch.schemas import raw_schema
+from smelt._torch.library.schemas import raw_schema
 from smelt.diag import InternalError, Miss, SmeltError
-from smelt.runtime.heap import on_large_pages
+from smelt.runtime.machine.heap import on_large_pages
 from smelt.runtime.plan import (
     NUMBER_DTYPES,
     ArenaTensor,

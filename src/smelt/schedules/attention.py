@@ -22,7 +22,7 @@ from smelt.ops.record import Trait
 from smelt.ops.sets import where
 from smelt.schedules.attend import FILLS, layout_of
 from smelt.scheduling import Match
-from smelt.scheduling.forms import is_idle
+from smelt.scheduling.finding.forms import is_idle
 
 _MATMUL = ("aten.matmul.default", "aten.bmm.default")
 _EINSUM, _BADDBMM = "aten.einsum.default", "aten.baddbmm.default"

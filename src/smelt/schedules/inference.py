@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from smelt.compiler.interrupts import SignalsWait
+from smelt.compiler.object.interrupts import SignalsWait
 from smelt.diag.collector import full_collections_later
 from smelt.ir import Graph, Node, Value, parse
 from smelt.ops.record import Trait
@@ -26,7 +26,7 @@ from smelt.schedules.attention import Spelling, spelling_of, why_not
 from smelt.schedules.insertion_sites import Homes, Place
 from smelt.schedules.report import Ready
 from smelt.scheduling import Match, Matches, Schedule
-from smelt.scheduling.forms import VIEW, key_of
+from smelt.scheduling.finding.forms import VIEW, key_of
 
 _ACTIVATIONS = json.dumps(sorted(bases_where(Trait.ACTIVATION)))
 

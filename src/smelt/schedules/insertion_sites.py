@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from smelt.diag import ScheduleError, SmeltError
 from smelt.scheduling import Match, Schedule
-from smelt.scheduling.selecting import scope_of, selector_of
+from smelt.scheduling.finding.selecting import scope_of, selector_of
 
 Place = tuple[str | None, Sequence[Match]]
 """The path of the module whose graph takes a step (None: there is none), and the matches in it."""

@@ -14,7 +14,7 @@ from smelt.ir import is_under
 from smelt.schedules.applying import Taker
 from smelt.schedules.report import Ready
 from smelt.scheduling import Match, Schedule
-from smelt.scheduling.target import join
+from smelt.scheduling.finding.target import join
 
 _LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
 

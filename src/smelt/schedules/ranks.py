@@ -10,18 +10,18 @@ import torch
 
 from smelt.diag import ScheduleError, SmeltError
 from smelt.ir import Graph
-from smelt.ops.placements import Shard
-from smelt.parallel.marks import Batch, Pipeline
-from smelt.parallel.order import timeline
-from smelt.parallel.parted import batches
-from smelt.parallel.pipeline import Pipelined
-from smelt.parallel.proof import text_of_bytes
-from smelt.parallel.reach import Reach
+from smelt.ops.ranks.placements import Shard
+from smelt.parallel.dividing.marks import Batch, Pipeline
+from smelt.parallel.dividing.parted import batches
+from smelt.parallel.dividing.reach import Reach
+from smelt.parallel.pipelines.order import timeline
+from smelt.parallel.pipelines.pipeline import Pipelined
+from smelt.parallel.proving.proof import text_of_bytes
 from smelt.parallel.ready import tensor_plan
 from smelt.schedules.applying import Taker
 from smelt.schedules.report import Ready
 from smelt.scheduling import Schedule
-from smelt.scheduling.parallel_build import program_of, stages_of
+from smelt.scheduling.ranks.parallel_build import program_of, stages_of
 
 
 def tensor_parallel(

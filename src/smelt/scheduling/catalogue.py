@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Literal, overload
 
 from smelt.diag import ScheduleError
-from smelt.scheduling.fusing import Fuse, FuseHorizontal
-from smelt.scheduling.graph_steps import CheckpointPart, Compile, DecomposePart, Inline, Outline, PrintPart
-from smelt.scheduling.kernel_steps import ParallelLoop, TileLoop, UnrollLoop, VectorizeLoop
-from smelt.scheduling.module_steps import Annotate, Checkpoint, Decompose, ForkRng, Layout, PrintAt
-from smelt.scheduling.module_steps_precision import Precision
-from smelt.scheduling.module_steps_quantize import Quantize
-from smelt.scheduling.parallel_steps import (
+from smelt.scheduling.graphs.fusing import Fuse, FuseHorizontal
+from smelt.scheduling.graphs.graph_steps import CheckpointPart, Compile, DecomposePart, Inline, Outline, PrintPart
+from smelt.scheduling.graphs.kernel_steps import ParallelLoop, TileLoop, UnrollLoop, VectorizeLoop
+from smelt.scheduling.modules.module_steps import Annotate, Checkpoint, Decompose, ForkRng, Layout, PrintAt
+from smelt.scheduling.modules.module_steps_precision import Precision
+from smelt.scheduling.modules.module_steps_quantize import Quantize
+from smelt.scheduling.modules.replacing import Replace, ReplaceAll
+from smelt.scheduling.primitives import Primitive
+from smelt.scheduling.ranks.parallel_steps import (
     CutStage,
     DataParallel,
     ForkRandom,
@@ -20,8 +22,6 @@ from smelt.scheduling.parallel_steps import (
     ShardTensor,
     SyncValue,
 )
-from smelt.scheduling.primitives import Primitive
-from smelt.scheduling.replacing import Replace, ReplaceAll
 
 PRIMITIVES: tuple[type[Primitive], ...] = (
     Replace,

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from smelt.diag import ScheduleError
-from smelt.scheduling import copying
-from smelt.scheduling.editing import GraphStep
-from smelt.scheduling.scheduled import schedule_forward
-from smelt.scheduling.scope_graphs import ScopeGraph, paths_with_steps
-from smelt.scheduling.selector import Selector
+from smelt.scheduling.finding.selector import Selector
+from smelt.scheduling.graphs.editing import GraphStep
+from smelt.scheduling.graphs.scheduled import schedule_forward
+from smelt.scheduling.graphs.scope_graphs import ScopeGraph, paths_with_steps
+from smelt.scheduling.modules import copying
 from smelt.scheduling.state import State
 from smelt.scheduling.steps import Step
 

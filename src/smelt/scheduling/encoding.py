@@ -21,7 +21,7 @@ from smelt.ir import STATE_OPS, Graph, parse
 from smelt.ir.dtypes import BY_LABEL
 from smelt.ops.convert import dtype_from_torch, dtype_to_torch
 from smelt.ops.evaluate import evaluate
-from smelt.scheduling.functions import Applied, name_of
+from smelt.scheduling.modules.functions import Applied, name_of
 
 PathOf = Callable[[torch.nn.Module], "str | None"]
 ModuleAt = Callable[[str], torch.nn.Module]

@@ -14,38 +14,38 @@ from typing import Any, Self, overload
 
 import torch
 
-from smelt.compiler.interrupts import SignalsWait
+from smelt.compiler.object.interrupts import SignalsWait
 from smelt.diag import ScheduleError, Span
 from smelt.diag.collector import full_collections_later
 from smelt.diag.notebook import text_box
 from smelt.ir import Graph, Node, is_under
 from smelt.parallel.module import positional
 from smelt.pattern import Where
-from smelt.scheduling import copying
 from smelt.scheduling.applying import states, take
 from smelt.scheduling.catalogue import list_primitives, registered
-from smelt.scheduling.differences import difference
-from smelt.scheduling.finding import reader
-from smelt.scheduling.fusing import FuseSteps
-from smelt.scheduling.graph_steps import GraphSteps
-from smelt.scheduling.hints import name_of, why_none
-from smelt.scheduling.kernel_steps import KernelSteps
-from smelt.scheduling.kernels import Kernels, kernels_of
-from smelt.scheduling.knobs import Choose, first
-from smelt.scheduling.match import Match, Matches
-from smelt.scheduling.module_steps import annotations_of
-from smelt.scheduling.parallel_build import AnyMesh, build_on
-from smelt.scheduling.parallel_steps import ParallelSteps
+from smelt.scheduling.comparing.differences import difference
+from smelt.scheduling.comparing.verify import Verifying, checked, examples_of
+from smelt.scheduling.finding.finding import reader
+from smelt.scheduling.finding.hints import name_of, why_none
+from smelt.scheduling.finding.match import Match, Matches
+from smelt.scheduling.finding.selecting import as_matches, remembering, scope_of, selector_of
+from smelt.scheduling.finding.target import Target, join
+from smelt.scheduling.graphs.fusing import FuseSteps
+from smelt.scheduling.graphs.graph_steps import GraphSteps
+from smelt.scheduling.graphs.kernel_steps import KernelSteps
+from smelt.scheduling.graphs.kernels import Kernels, kernels_of
+from smelt.scheduling.modules import copying
+from smelt.scheduling.modules.module_steps import annotations_of
+from smelt.scheduling.modules.replacing import ReplaceSteps
 from smelt.scheduling.paths import fits, paths_of
-from smelt.scheduling.planning import graphs_on
-from smelt.scheduling.replacing import ReplaceSteps
-from smelt.scheduling.selecting import as_matches, remembering, scope_of, selector_of
+from smelt.scheduling.ranks.parallel_build import AnyMesh, build_on
+from smelt.scheduling.ranks.parallel_steps import ParallelSteps
+from smelt.scheduling.ranks.planning import graphs_on
 from smelt.scheduling.state import State
 from smelt.scheduling.steps import Log, Step, user_span
-from smelt.scheduling.target import Target, join
 from smelt.scheduling.text import applied, to_json
-from smelt.scheduling.tuning import Tuning
-from smelt.scheduling.verify import Verifying, checked, examples_of
+from smelt.scheduling.tuning.knobs import Choose, first
+from smelt.scheduling.tuning.tuning import Tuning
 
 
 def schedule(model: torch.nn.Module, example_inputs: Any = None, *, verify_each: bool = False) -> Schedule:

@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-from smelt.compiler.interrupts import SignalsWait
+from smelt.compiler.object.interrupts import SignalsWait
 from smelt.diag import ScheduleError
 from smelt.diag.collector import full_collections_later
-from smelt.scheduling import copying
-from smelt.scheduling.captures import captures_of
-from smelt.scheduling.match import Match
-from smelt.scheduling.observing import ObservedRun
-from smelt.scheduling.scope_graphs import ScopeGraph, paths_with_steps, scope_graphs
+from smelt.scheduling.comparing.observing import ObservedRun
+from smelt.scheduling.finding.match import Match
+from smelt.scheduling.finding.target import Target
+from smelt.scheduling.graphs.captures import captures_of
+from smelt.scheduling.graphs.scope_graphs import ScopeGraph, paths_with_steps, scope_graphs
+from smelt.scheduling.modules import copying
 from smelt.scheduling.steps import Step
-from smelt.scheduling.target import Target
 
 
 class State:

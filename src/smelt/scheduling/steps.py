@@ -14,7 +14,7 @@ import torch
 
 from smelt.diag import Span
 from smelt.diag.frames import is_own
-from smelt.scheduling.selector import Selector
+from smelt.scheduling.finding.selector import Selector
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from smelt.diag import ScheduleError, SmeltError
 from smelt.pattern import Where
 from smelt.scheduling.applying import states, take
 from smelt.scheduling.encoding import Decoder, Encoder
-from smelt.scheduling.selector import Selector
+from smelt.scheduling.finding.selector import Selector
 from smelt.scheduling.state import State
 from smelt.scheduling.steps import Step
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smelt._torch import inductor
+from smelt._torch.library import inductor
 from smelt.bench.matrix.configurations import EAGER, Configuration
 from smelt.bench.matrix.program import Loss, Program, rows_of, with_rows
 from smelt.bench.measure import describe_error, inner_calls

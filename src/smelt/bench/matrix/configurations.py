@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import smelt
-from smelt._torch import inductor
+from smelt._torch.library import inductor
 from smelt.bench.matrix.program import rows_of
 from smelt.bench.models import Target, as_module
 from smelt.bench.systems import (

@@ -15,7 +15,7 @@ from typing import Any
 from smelt.capture.dynamic.trace import CaptureTrace, Number
 from smelt.ir import size_terms as terms
 from smelt.ir.size_numbers import Size, SizeFloat
-from smelt.ops.python_ops import python_op
+from smelt.ops.python.python_ops import python_op
 
 _PLAIN: dict[str, Callable[..., Any]] = {
     "py.add": operator.add, "py.sub": operator.sub, "py.mul": operator.mul, "py.neg": operator.neg,

@@ -15,7 +15,7 @@ from smelt.ir.python_operators import BY_SYMBOL
 from smelt.ir.size_numbers import Size, SizeFloat
 from smelt.ir.size_terms import Poly
 from smelt.ir.size_trace import Division, FloatExpr, Rounded, Symbol
-from smelt.ops.python_ops import infer_python, python_op
+from smelt.ops.python.python_ops import infer_python, python_op
 
 _SIGNS: dict[str, Any] = {"py.min": "min", "py.max": "max"}
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from smelt._torch.shadow import Shadows
+from smelt._torch.seen.shadow import Shadows
 from smelt.capture.dynamic.slots import SizeSlot
 from smelt.capture.dynamic.spec import Free, Origin, SizeFacts, SizeGuard, Spec
 from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.dynamic.values import sized
-from smelt.capture.signature import Arguments
-from smelt.capture.state import STATE
-from smelt.capture.tree import ConstantLeaf, Container, Flattener, NumberLeaf, Tree, leaves, mapped, rebuild
+from smelt.capture.structure.signature import Arguments
+from smelt.capture.structure.state import STATE
+from smelt.capture.structure.tree import ConstantLeaf, Container, Flattener, NumberLeaf, Tree, leaves, mapped, rebuild
 from smelt.diag import CaptureError
 from smelt.ir import size_terms as terms
 from smelt.ir.size_trace import Range, Symbol

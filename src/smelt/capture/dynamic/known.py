@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from smelt._torch.dispatch import unseen
+from smelt._torch.seen.dispatch import unseen
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.slots import SizeSlot
 from smelt.capture.dynamic.values import is_sized, number_of
-from smelt.capture.opinfo import OpInfo
-from smelt.capture.recorder import Slot
+from smelt.capture.recording.opinfo import OpInfo
+from smelt.capture.recording.recorder import Slot
 
 _MOST_ELEMENTS = 1 << 16
 

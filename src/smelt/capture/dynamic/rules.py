@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from smelt._torch.shadow import Shadows
+from smelt._torch.seen.shadow import Shadows
 from smelt._torch.state import is_any_autocast
 from smelt.capture.dynamic.arithmetic import at_hand, is_symbolic
 from smelt.capture.dynamic.nodes import node_of

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from smelt.capture.dynamic.parts import Computed, Example, Expr, decided_by_parts
-from smelt.capture.staging.stops import CannotStage
+from smelt.capture.staging.flow.stops import CannotStage
 from smelt.ir import size_terms as terms
 from smelt.ir.python_operators import FUNCTIONS
 from smelt.ir.size_numbers import Size, SizeFloat
 from smelt.ir.size_terms import Poly
 from smelt.ir.size_trace import Atom, Bounds, Division, FloatExpr, Guard, Rounded, Symbol, Trace
-from smelt.ops.python_ops import python_op
+from smelt.ops.python.python_ops import python_op
 
 Number = Any
 """Size | SizeFloat | int | float | bool."""

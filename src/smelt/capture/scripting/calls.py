@@ -19,28 +19,29 @@ from typing import Any
 
 import torch
 
-from smelt._torch.module_call import CALL_OF_MODULES
-from smelt._torch.schemas import OPERATORS
+from smelt._torch.library.schemas import OPERATORS
+from smelt._torch.seen.module_call import CALL_OF_MODULES
 from smelt.capture.convert import CannotConvert, convert
-from smelt.capture.reads_values import home_of
-from smelt.capture.scripting import checks, conversions, quiet, tensors
-from smelt.capture.scripting.casts import cast, is_legacy
+from smelt.capture.reads.reads_values import home_of
+from smelt.capture.scripting import checks, quiet
 from smelt.capture.scripting.joining import joined
 from smelt.capture.scripting.making import made
 from smelt.capture.scripting.marking import mark
-from smelt.capture.scripting.sequences import OpenTuple, PlainShape, ShapeObject, Spread
 from smelt.capture.scripting.session import DEEP, ScriptSession
-from smelt.capture.scripting.types import TENSOR
+from smelt.capture.scripting.values import conversions, tensors
+from smelt.capture.scripting.values.casts import cast, is_legacy
+from smelt.capture.scripting.values.sequences import OpenTuple, PlainShape, ShapeObject, Spread
+from smelt.capture.scripting.values.types import TENSOR
 from smelt.capture.staging import calls as staged
-from smelt.capture.staging.classes import CLASSES
-from smelt.capture.staging.handlers import is_caught
-from smelt.capture.staging.stops import MEMBERS
-from smelt.capture.staging.symbols import StagedBool, StagedObject, class_of, is_staged, slot_of
+from smelt.capture.staging.fakes.symbols import StagedBool, StagedObject, class_of, is_staged, slot_of
+from smelt.capture.staging.flow.stops import MEMBERS
+from smelt.capture.staging.flow.views import StagedRange, StagedSequence, sequence_of
+from smelt.capture.staging.objects.classes import CLASSES
+from smelt.capture.staging.objects.handlers import is_caught
 from smelt.capture.staging.texts import holds_staged
 from smelt.capture.staging.texts import own_text as staged_own_text
-from smelt.capture.staging.views import StagedRange, StagedSequence, sequence_of
 from smelt.ir import ANY, INT, DictType, DType, ListType, TensorType, TupleType
-from smelt.ops import in_python
+from smelt.ops.python import in_python
 
 _TORCH = f"{Path(torch.__file__).parent.resolve()}/"
 _SMELT = f"{Path(__file__).resolve().parents[2]}/"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from smelt._torch.checks import CHECKS, UNTOLD, check_with
-from smelt.capture.staging.symbols import StagedBool
+from smelt.capture.staging.fakes.symbols import StagedBool
 
 
 def _check(raised: type[Exception]) -> Callable[..., Any]:

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from smelt.capture.recorder import Slot
-from smelt.capture.staging.branches import apply, arm
+from smelt.capture.recording.recorder import Slot
+from smelt.capture.staging.flow.branches import apply, arm
+from smelt.capture.staging.flow.stops import Again, CannotMerge, CannotStage, Exhausted
 from smelt.capture.staging.records import Structured
 from smelt.capture.staging.session import Outcome
-from smelt.capture.staging.stops import Again, CannotMerge, CannotStage, Exhausted
 
 
 class Call(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 
 from smelt.capture.scripting.marking import mark, marked
 from smelt.capture.scripting.session import ScriptSession
-from smelt.capture.staging.symbols import StagedBool, is_staged, slot_of
+from smelt.capture.staging.fakes.symbols import StagedBool, is_staged, slot_of
 from smelt.ir import BOOL, FLOAT, INT, ListType
 
 Mapped = Callable[[Callable[[Any], Any], Any], Any]

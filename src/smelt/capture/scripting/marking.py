@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from smelt.capture.scripting.session import ScriptSession
-from smelt.capture.staging.symbols import StagedBool, is_staged, slot_of
+from smelt.capture.staging.fakes.symbols import StagedBool, is_staged, slot_of
 from smelt.ir import ANY, STR, ListType, OptionalType, TensorType
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from smelt.capture.convert.runtime import UNDEF
-from smelt.capture.recorder import slot_type
-from smelt.capture.scripting.sequences import OpenTuple, as_list
-from smelt.capture.staging.growing import container_type
-from smelt.capture.staging.merge import Merger, Pending
+from smelt.capture.recording.recorder import slot_type
+from smelt.capture.scripting.values.sequences import OpenTuple, as_list
+from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, class_of, is_staged, slot_of, wrap, wrap_as
+from smelt.capture.staging.flow.growing import container_type
+from smelt.capture.staging.flow.merge import Merger, Pending
 from smelt.capture.staging.records import Listed
-from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, class_of, is_staged, slot_of, wrap, wrap_as
 from smelt.ir import (
     ANY,
     BOOL,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from smelt.capture.recorder import Slot, slot_type
+from smelt.capture.recording.recorder import Slot, slot_type
 from smelt.capture.staging.records import Listed
 from smelt.ir import ANY, DictType, ListType, OptionalType, TensorType, TupleType, Type
 

@@ -15,15 +15,15 @@ from typing import Any, TypeVar
 import torch
 
 from smelt._torch.exact import contents, same
-from smelt.capture.recorder import Slot
+from smelt.capture.recording.recorder import Slot
 from smelt.capture.scripting.annotations import TENSOR, Fields, type_of_annotation
 from smelt.capture.scripting.arguments import misfit
-from smelt.capture.scripting.choices import Alternative, absent, alternatives_of
 from smelt.capture.scripting.merging import join_open
-from smelt.capture.scripting.sequences import OpenTuple
 from smelt.capture.scripting.session import ScriptSession
-from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, slot_of, wrap
-from smelt.capture.tree import tuple_of
+from smelt.capture.scripting.values.choices import Alternative, absent, alternatives_of
+from smelt.capture.scripting.values.sequences import OpenTuple
+from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, slot_of, wrap
+from smelt.capture.structure.tree import tuple_of
 from smelt.diag import CaptureError, Span
 from smelt.ir import (
     BOOL,

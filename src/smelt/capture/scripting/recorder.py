@@ -13,20 +13,20 @@ from typing import Any
 
 import torch
 
-from smelt._torch.dispatch import unseen
-from smelt._torch.record_patches import is_plain_tensor_type
-from smelt._torch.schemas import read_schema
-from smelt.capture.build import no_argument
-from smelt.capture.opinfo import METADATA, OpInfo, op_info
-from smelt.capture.recorder import _CONSTANT_MAKERS, Family, Slot, slot_type
-from smelt.capture.scripting.types import infer_open
-from smelt.capture.staging.doubts import Doubt, given_all_the_same, in_eagers_words
-from smelt.capture.staging.fake_tensors import _IN_PLACE_METADATA, ShadowRecorder, _give_back
-from smelt.capture.staging.handlers import is_caught
-from smelt.capture.staging.overlaps import check_overlap
-from smelt.capture.staging.raising import OF_ALL_ELEMENTS
-from smelt.capture.staging.stops import CannotMerge
-from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
+from smelt._torch.library.schemas import read_schema
+from smelt._torch.seen.dispatch import unseen
+from smelt._torch.seen.record_patches import is_plain_tensor_type
+from smelt.capture.recording.build import no_argument
+from smelt.capture.recording.opinfo import METADATA, OpInfo, op_info
+from smelt.capture.recording.recorder import _CONSTANT_MAKERS, Family, Slot, slot_type
+from smelt.capture.scripting.values.types import infer_open
+from smelt.capture.staging.fakes.doubts import Doubt, given_all_the_same, in_eagers_words
+from smelt.capture.staging.fakes.fake_tensors import _IN_PLACE_METADATA, ShadowRecorder, _give_back
+from smelt.capture.staging.fakes.overlaps import check_overlap
+from smelt.capture.staging.fakes.raising import OF_ALL_ELEMENTS
+from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
+from smelt.capture.staging.flow.stops import CannotMerge
+from smelt.capture.staging.objects.handlers import is_caught
 from smelt.ir import (
     ANY,
     BOOL,

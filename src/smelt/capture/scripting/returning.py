@@ -8,11 +8,11 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from typing import Any
 
-from smelt.capture.scripting.sequences import OpenTuple, ShapeObject
 from smelt.capture.scripting.session import ScriptSession
-from smelt.capture.staging.heap import Change
-from smelt.capture.staging.views import StagedRange
-from smelt.ops.python_calls import class_of
+from smelt.capture.scripting.values.sequences import OpenTuple, ShapeObject
+from smelt.capture.staging.flow.views import StagedRange
+from smelt.capture.staging.objects.heap import Change
+from smelt.ops.python.python_calls import class_of
 
 _MUTABLE = frozenset((list, dict, set, deque, OrderedDict, defaultdict))
 

@@ -26,22 +26,21 @@ from typing import Any
 
 import torch
 
-from smelt._torch import shadow
-from smelt._torch.dispatch import recording
-from smelt._torch.light_fake import unmarked
-from smelt._torch.record_modes import caller_modes
-from smelt.capture.build import GraphBuilder
+from smelt._torch.seen import shadow
+from smelt._torch.seen.dispatch import recording
+from smelt._torch.seen.light_fake import unmarked
+from smelt._torch.seen.record_modes import caller_modes
 from smelt.capture.captured import Captured, State, _name_of, _returned
 from smelt.capture.convert import CannotConvert, convert
 from smelt.capture.convert.runtime import installed
-from smelt.capture.detector import detecting
-from smelt.capture.history import begun_inside
-from smelt.capture.inferred import WHY as WHY_KINDS
-from smelt.capture.inferred import MixedKinds, kinds_on_all_ways
-from smelt.capture.recorder import Slot
-from smelt.capture.results import Result
-from smelt.capture.roots import reachable
-from smelt.capture.scopes import Scope
+from smelt.capture.recording.build import GraphBuilder
+from smelt.capture.recording.detector import detecting
+from smelt.capture.recording.history import begun_inside
+from smelt.capture.recording.inferred import WHY as WHY_KINDS
+from smelt.capture.recording.inferred import MixedKinds, kinds_on_all_ways
+from smelt.capture.recording.recorder import Slot
+from smelt.capture.recording.results import Result
+from smelt.capture.recording.scopes import Scope
 from smelt.capture.scripting import calls
 from smelt.capture.scripting.merging import ScriptMerger
 from smelt.capture.scripting.moving import HELD_VALUES, WHOLE_VALUES
@@ -49,23 +48,14 @@ from smelt.capture.scripting.parameters import Parameters, parameters_of
 from smelt.capture.scripting.returning import AsReturned
 from smelt.capture.scripting.runtime import ScriptRuntime
 from smelt.capture.scripting.session import DEEP, Assume, ScriptSession
-from smelt.capture.scripting.tensors import answering_open
-from smelt.capture.scripting.variables import outer_variable
-from smelt.capture.sharing import entangled
-from smelt.capture.signature import Signature, flatten_arguments
+from smelt.capture.scripting.values.tensors import answering_open
+from smelt.capture.scripting.values.variables import outer_variable
 from smelt.capture.staging import current
-from smelt.capture.staging.branches import check_genuine, record_raise
 from smelt.capture.staging.builder import StagedBuilder
-from smelt.capture.staging.growing import Grows
-from smelt.capture.staging.heap import Change, Snapshot
-from smelt.capture.staging.outside import nothing_outside
-from smelt.capture.staging.patches import answering
-from smelt.capture.staging.recording import Budget
-from smelt.capture.staging.records import Structured
-from smelt.capture.staging.returned import as_key, check_effect, check_result, check_structure, stand_in
-from smelt.capture.staging.session import Outcome
-from smelt.capture.staging.stage import _everything_kept
-from smelt.capture.staging.stops import (
+from smelt.capture.staging.fakes.patches import answering
+from smelt.capture.staging.flow.branches import check_genuine, record_raise
+from smelt.capture.staging.flow.growing import Grows
+from smelt.capture.staging.flow.stops import (
     EFFECT,
     MEMBERS,
     NO_FORM,
@@ -76,6 +66,16 @@ from smelt.capture.staging.stops import (
     CannotStage,
     letting_go,
 )
+from smelt.capture.staging.objects.heap import Change, Snapshot
+from smelt.capture.staging.objects.outside import nothing_outside
+from smelt.capture.staging.recording import Budget
+from smelt.capture.staging.records import Structured
+from smelt.capture.staging.returned import as_key, check_effect, check_result, check_structure, stand_in
+from smelt.capture.staging.session import Outcome
+from smelt.capture.staging.stage import _everything_kept
+from smelt.capture.structure.roots import reachable
+from smelt.capture.structure.sharing import entangled
+from smelt.capture.structure.signature import Signature, flatten_arguments
 from smelt.diag import CaptureError, InternalError, Span
 from smelt.ir import Type
 

@@ -15,20 +15,21 @@ from typing import Any
 import torch
 
 from smelt.capture.convert.runtime import PlainRuntime, nothing
-from smelt.capture.scripting import calls, quiet, tensors
+from smelt.capture.scripting import calls, quiet
 from smelt.capture.scripting.marking import mark
-from smelt.capture.scripting.sequences import OpenTuple, PlainShape, ShapeObject, Spread
 from smelt.capture.scripting.session import ScriptSession
-from smelt.capture.staging import choices
-from smelt.capture.staging.branches import branch, is_raised_by_user
-from smelt.capture.staging.control import StagingRuntime, _use, _use_in_call, compared
-from smelt.capture.staging.growing import container_type, extends, must_be_staged
-from smelt.capture.staging.merge import check_told_apart
-from smelt.capture.staging.symbols import StagedObject, class_of, is_staged, slot_of
-from smelt.capture.staging.views import StagedSequence
+from smelt.capture.scripting.values import tensors
+from smelt.capture.scripting.values.sequences import OpenTuple, PlainShape, ShapeObject, Spread
+from smelt.capture.staging.fakes.symbols import StagedObject, class_of, is_staged, slot_of
+from smelt.capture.staging.flow import choices
+from smelt.capture.staging.flow.branches import branch, is_raised_by_user
+from smelt.capture.staging.flow.control import StagingRuntime, _use, _use_in_call, compared
+from smelt.capture.staging.flow.growing import container_type, extends, must_be_staged
+from smelt.capture.staging.flow.merge import check_told_apart
+from smelt.capture.staging.flow.views import StagedSequence
 from smelt.ir import ANY, BOOL, COMPLEX, FLOAT, INT, STR, DictType, DType, ListType, OptionalType, TupleType
 from smelt.ir.python_operators import BY_SYMBOL, UNARY_BY_SYMBOL
-from smelt.ops import in_python
+from smelt.ops.python import in_python
 
 _PLAIN = PlainRuntime()
 # Classes of which equal values may be one object or two.

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from smelt.capture.convert import helpers
-from smelt.capture.recorder import Slot, slot_type
+from smelt.capture.recording.recorder import Slot, slot_type
+from smelt.capture.recording.spans import Site
 from smelt.capture.scripting.joining import want_joined
 from smelt.capture.scripting.merging import widened
 from smelt.capture.scripting.moving import HELD_VALUES, LISTING, WHOLE_VALUES, moved_by
 from smelt.capture.scripting.recorder import ScriptRecorder
-from smelt.capture.scripting.sequences import (
+from smelt.capture.scripting.values.sequences import (
     OpenTuple,
     ShapeObject,
     Spread,
@@ -26,15 +27,23 @@ from smelt.capture.scripting.sequences import (
     of_tuples,
     tells_tuples,
 )
-from smelt.capture.scripting.types import TENSOR, is_known
-from smelt.capture.spans import Site
-from smelt.capture.staging.handlers import is_caught
-from smelt.capture.staging.merge import check_identity, sources
+from smelt.capture.scripting.values.types import TENSOR, is_known
+from smelt.capture.staging.fakes.symbols import (
+    DEAD,
+    WORLDS,
+    ScalarSlot,
+    StagedObject,
+    class_of,
+    is_staged,
+    slot_of,
+    wrap,
+)
+from smelt.capture.staging.flow.merge import check_identity, sources
+from smelt.capture.staging.flow.stops import MEMBERS, Exhausted, Stop
+from smelt.capture.staging.objects.handlers import is_caught
 from smelt.capture.staging.reading import ITEM_TYPES
 from smelt.capture.staging.recording import strides_of, tainted
 from smelt.capture.staging.session import Outcome, Region, Session
-from smelt.capture.staging.stops import MEMBERS, Exhausted, Stop
-from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, class_of, is_staged, slot_of, wrap
 from smelt.diag import Span
 from smelt.ir import (
     ANY,
@@ -54,7 +63,7 @@ from smelt.ir import (
     Value,
 )
 from smelt.ops.convert import dtype_to_torch, from_torch
-from smelt.ops.python_ops import ATTEMPT_KEYWORDS, infer_python, python_op
+from smelt.ops.python.python_ops import ATTEMPT_KEYWORDS, infer_python, python_op
 
 _DEAD = (DEAD,) * WORLDS
 _RAISING = ("py.raise", "py.assert", "py.print", "py.warn", "py.attempt")

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from smelt._torch.record_modes import Modes
-from smelt.capture.build import GraphBuilder
+from smelt._torch.seen.record_modes import Modes
 from smelt.capture.dynamic.dims import Emitter
 from smelt.capture.dynamic.inputs import Symbols
 from smelt.capture.dynamic.slots import SizeSlot
-from smelt.capture.kept_casts import KeptCast
-from smelt.capture.recorder import Record, Slot, StateSlot, slot_type
+from smelt.capture.recording.build import GraphBuilder
+from smelt.capture.recording.kept_casts import KeptCast
+from smelt.capture.recording.recorder import Record, Slot, StateSlot, slot_type
 from smelt.capture.staging.records import RegionRecords, Structured
 from smelt.diag import CaptureError
 from smelt.ir import INT, Graph, Type, Value

@@ -15,17 +15,19 @@ from typing import Any
 
 import torch
 
-from smelt._torch.dispatch import unseen
-from smelt._torch.packed_sequences import pad_packed
-from smelt._torch.schemas import find_overload
+from smelt._torch.library.packed_sequences import pad_packed
+from smelt._torch.library.schemas import find_overload
+from smelt._torch.seen.dispatch import unseen
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import called, computed, is_sized, number_of
-from smelt.capture.staging import ordering
-from smelt.capture.staging.branches import condition
-from smelt.capture.staging.cached import is_cache_of_sizes, of_cache
-from smelt.capture.staging.classes import CLASSES, all_plain, class_of, dispatcher_of, is_stand_in, looks_inside
 from smelt.capture.staging.draws import drawn
-from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
+from smelt.capture.staging.fakes.symbols import StagedObject, is_staged, slot_of
+from smelt.capture.staging.flow import ordering
+from smelt.capture.staging.flow.branches import condition
+from smelt.capture.staging.flow.views import Count, Once, StagedRange, StagedSequence, Zipped, sequence_of
+from smelt.capture.staging.objects.cached import is_cache_of_sizes, of_cache
+from smelt.capture.staging.objects.classes import CLASSES, all_plain, class_of, dispatcher_of, is_stand_in, looks_inside
+from smelt.capture.staging.objects.watch import check_c
 from smelt.capture.staging.texts import (
     formatted,
     holds_sized,
@@ -35,12 +37,10 @@ from smelt.capture.staging.texts import (
     text,
     text_of,
 )
-from smelt.capture.staging.views import Count, Once, StagedRange, StagedSequence, Zipped, sequence_of
 from smelt.capture.staging.warned import record_warning
-from smelt.capture.staging.watch import check_c
 from smelt.ir import BOOL, FLOAT, INT, DictType, ListType, TensorType, TupleType
-from smelt.ops.python_calls import is_callable_by_name
-from smelt.ops.python_draws import draw_name
+from smelt.ops.python.python_calls import is_callable_by_name
+from smelt.ops.python.python_draws import draw_name
 
 _WARN = warnings.warn  # staged runs have another one there
 # What can be gone over without a change to it that others would see, or that Python itself would go over just so.

@@ -14,14 +14,14 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from smelt._torch.dispatch import is_live
-from smelt._torch.record_patches import Patches
+from smelt._torch.seen.dispatch import is_live
+from smelt._torch.seen.record_patches import Patches
 from smelt.capture.dynamic.values import is_sized
 from smelt.capture.staging import current
-from smelt.capture.staging.ranges import range_of_draw
-from smelt.capture.staging.symbols import is_staged, slot_of
+from smelt.capture.staging.fakes.symbols import is_staged, slot_of
+from smelt.capture.staging.flow.ranges import range_of_draw
 from smelt.ir import BOOL, FLOAT, INT
-from smelt.ops.python_draws import DRAWS, KEYWORDS, draw_name, gives_a_number
+from smelt.ops.python.python_draws import DRAWS, KEYWORDS, draw_name, gives_a_number
 
 _MOST_ITEMS = 1024
 _NUMBERS = (bool, int, float)

@@ -15,28 +15,28 @@ from typing import Any
 
 import torch
 
-from smelt._torch.dispatch import unseen
-from smelt._torch.shadow import names_of_shadows
+from smelt._torch.seen.dispatch import unseen
+from smelt._torch.seen.shadow import names_of_shadows
 from smelt.capture.convert import runtime
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.slots import SizeSlot
 from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.dynamic.values import is_sized, is_symbolic, number_of, sized
-from smelt.capture.recorder import Family, Slot, slot_type
-from smelt.capture.spans import Site, Spans
-from smelt.capture.staging.copies import Copies
-from smelt.capture.staging.cuts import affine_of
-from smelt.capture.staging.examples import Examples
-from smelt.capture.staging.fake_tensors import ShadowRecorder
+from smelt.capture.recording.recorder import Family, Slot, slot_type
+from smelt.capture.recording.spans import Site, Spans
+from smelt.capture.staging.fakes.examples import Examples
+from smelt.capture.staging.fakes.fake_tensors import ShadowRecorder
+from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
+from smelt.capture.staging.flow.cuts import affine_of
+from smelt.capture.staging.flow.stops import NO_FORM, TOO_LONG, Again, CannotStage, Exhausted
 from smelt.capture.staging.gradients import Gradients
-from smelt.capture.staging.heap import Snapshot
+from smelt.capture.staging.objects.copies import Copies
+from smelt.capture.staging.objects.heap import Snapshot
+from smelt.capture.staging.objects.settled import Settled
+from smelt.capture.staging.objects.watch import Watch, unwatched
 from smelt.capture.staging.records import plain_info
-from smelt.capture.staging.settled import Settled
-from smelt.capture.staging.stops import NO_FORM, TOO_LONG, Again, CannotStage, Exhausted
-from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
 from smelt.capture.staging.texts import text_of
 from smelt.capture.staging.warned import showing
-from smelt.capture.staging.watch import Watch, unwatched
 from smelt.ir import (
     BOOL,
     FLOAT,
@@ -52,8 +52,8 @@ from smelt.ir import (
     contiguous_strides,
 )
 from smelt.ops.convert import dtype_to_torch
-from smelt.ops.python_draws import put_back_after
-from smelt.ops.python_ops import infer_python, python_op
+from smelt.ops.python.python_draws import put_back_after
+from smelt.ops.python.python_ops import infer_python, python_op
 
 _NUMBERS = (bool, int, float, complex)
 _HOLDING = frozenset(("py.append", "py.setitem", "py.insert", "py.list", "py.tuple", "py.dict"))

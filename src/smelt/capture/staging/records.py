@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from smelt._torch.record_modes import Modes
-from smelt.capture.opinfo import OpInfo
-from smelt.capture.recorder import Slot
-from smelt.capture.spans import Site
+from smelt._torch.seen.record_modes import Modes
+from smelt.capture.recording.opinfo import OpInfo
+from smelt.capture.recording.recorder import Slot
+from smelt.capture.recording.spans import Site
 from smelt.ir import ListType, TupleType
 
 

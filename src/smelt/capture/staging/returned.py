@@ -11,16 +11,16 @@ from typing import Any
 import torch
 
 from smelt.capture.dynamic.values import is_sized, plain
-from smelt.capture.recorder import Slot
-from smelt.capture.results import OWN, holds_its_own
-from smelt.capture.roots import Roots
-from smelt.capture.staging.heap import Change
-from smelt.capture.staging.merge import Pending, Poison
+from smelt.capture.recording.recorder import Slot
+from smelt.capture.recording.results import OWN, holds_its_own
+from smelt.capture.staging.fakes.symbols import is_staged, slot_of
+from smelt.capture.staging.flow.merge import Pending, Poison
+from smelt.capture.staging.flow.stops import EFFECT, CannotStage
+from smelt.capture.staging.flow.views import StagedRange, StagedSequence
+from smelt.capture.staging.objects.heap import Change
 from smelt.capture.staging.session import Session
-from smelt.capture.staging.stops import EFFECT, CannotStage
-from smelt.capture.staging.symbols import is_staged, slot_of
-from smelt.capture.staging.views import StagedRange, StagedSequence
-from smelt.capture.tree import (
+from smelt.capture.structure.roots import Roots
+from smelt.capture.structure.tree import (
     ConstantLeaf,
     Container,
     Made,

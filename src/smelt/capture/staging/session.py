@@ -18,17 +18,13 @@ from typing import Any
 
 import torch
 
-from smelt._torch.dispatch import unseen
+from smelt._torch.seen.dispatch import unseen
 from smelt.capture.convert.runtime import HIDDEN
-from smelt.capture.recorder import Slot, slot_type
-from smelt.capture.spans import Site
-from smelt.capture.staging import symbols
-from smelt.capture.staging.heap import Change, Snapshot
-from smelt.capture.staging.reading import Reading
-from smelt.capture.staging.recording import strides_of, tainted
-from smelt.capture.staging.records import Listed, RegionRecords, Structured
-from smelt.capture.staging.settled import Settled
-from smelt.capture.staging.stops import (
+from smelt.capture.recording.recorder import Slot, slot_type
+from smelt.capture.recording.spans import Site
+from smelt.capture.staging.fakes import symbols
+from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
+from smelt.capture.staging.flow.stops import (
     AS_NATIVE,
     GROWTH,
     NO_GROWTH,
@@ -39,9 +35,13 @@ from smelt.capture.staging.stops import (
     CannotStage,
     Exhausted,
 )
-from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
-from smelt.capture.staging.unify import unify
-from smelt.capture.staging.watch import unwatched
+from smelt.capture.staging.flow.unify import unify
+from smelt.capture.staging.objects.heap import Change, Snapshot
+from smelt.capture.staging.objects.settled import Settled
+from smelt.capture.staging.objects.watch import unwatched
+from smelt.capture.staging.reading import Reading
+from smelt.capture.staging.recording import strides_of, tainted
+from smelt.capture.staging.records import Listed, RegionRecords, Structured
 from smelt.ir import (
     BOOL,
     COMPLEX,

@@ -22,55 +22,36 @@ from typing import Any
 
 import torch
 
-from smelt._torch import shadow
-from smelt._torch.dispatch import recording
 from smelt._torch.exact import MISSING
-from smelt._torch.leaves import GRAD_SLOT
-from smelt._torch.light_fake import unmarked
-from smelt._torch.record_modes import caller_modes
+from smelt._torch.seen import shadow
+from smelt._torch.seen.dispatch import recording
+from smelt._torch.seen.leaves import GRAD_SLOT
+from smelt._torch.seen.light_fake import unmarked
+from smelt._torch.seen.record_modes import caller_modes
 from smelt.capture.captured import Captured, State, _input_names, _name_of, _returned
 from smelt.capture.convert.runtime import installed
-from smelt.capture.detector import detecting
 from smelt.capture.dynamic.agreement import disagreement
 from smelt.capture.dynamic.inputs import Symbols, held_memory, make_symbols
 from smelt.capture.dynamic.spec import SizeFacts, Spec
 from smelt.capture.dynamic.trace import CaptureTrace
-from smelt.capture.history import begun_inside
-from smelt.capture.inferred import WHY as WHY_KINDS
-from smelt.capture.inferred import MixedKinds, kinds_on_all_ways
-from smelt.capture.places import After, NotPut, Puts
-from smelt.capture.reads_arguments import ArgumentHeap, contents_of, put_contents
-from smelt.capture.reads_outer import Outer
-from smelt.capture.recorder import Slot
-from smelt.capture.results import Result
-from smelt.capture.roots import Roots, reachable, without_gradients
-from smelt.capture.scopes import Scope, tracking
-from smelt.capture.sharing import entangled
-from smelt.capture.signature import Arguments, Signature, flatten_arguments
+from smelt.capture.reads.reads_arguments import ArgumentHeap, contents_of, put_contents
+from smelt.capture.reads.reads_outer import Outer
+from smelt.capture.recording.detector import detecting
+from smelt.capture.recording.history import begun_inside
+from smelt.capture.recording.inferred import WHY as WHY_KINDS
+from smelt.capture.recording.inferred import MixedKinds, kinds_on_all_ways
+from smelt.capture.recording.recorder import Slot
+from smelt.capture.recording.results import Result
+from smelt.capture.recording.scopes import Scope, tracking
 from smelt.capture.staging import current
-from smelt.capture.staging.appending import Appending, appending
-from smelt.capture.staging.branches import check_genuine, record_raise
 from smelt.capture.staging.builder import StagedBuilder
-from smelt.capture.staging.control import StagingRuntime
 from smelt.capture.staging.draws import drawing
-from smelt.capture.staging.functions import Functions
-from smelt.capture.staging.gradients import Gradients
-from smelt.capture.staging.handlers import is_catchable
-from smelt.capture.staging.heap import Snapshot
-from smelt.capture.staging.merge import Merger
-from smelt.capture.staging.ordering import check_unchanged
-from smelt.capture.staging.patches import answering
-from smelt.capture.staging.recording import Budget
-from smelt.capture.staging.returned import (
-    as_key,
-    check_effect,
-    check_result,
-    check_structure,
-    depends_on_data,
-    stand_in,
-)
-from smelt.capture.staging.session import Outcome, Session
-from smelt.capture.staging.stops import (
+from smelt.capture.staging.fakes.patches import answering
+from smelt.capture.staging.flow.branches import check_genuine, record_raise
+from smelt.capture.staging.flow.control import StagingRuntime
+from smelt.capture.staging.flow.merge import Merger
+from smelt.capture.staging.flow.ordering import check_unchanged
+from smelt.capture.staging.flow.stops import (
     AS_NATIVE,
     GROWTH,
     NO_GROWTH,
@@ -81,12 +62,31 @@ from smelt.capture.staging.stops import (
     Stop,
     letting_go,
 )
-from smelt.capture.staging.watch import Watch
-from smelt.capture.state import Place, held_at, holding
-from smelt.capture.tree import Flattener, Tree
+from smelt.capture.staging.gradients import Gradients
+from smelt.capture.staging.objects.appending import Appending, appending
+from smelt.capture.staging.objects.functions import Functions
+from smelt.capture.staging.objects.handlers import is_catchable
+from smelt.capture.staging.objects.heap import Snapshot
+from smelt.capture.staging.objects.watch import Watch
+from smelt.capture.staging.recording import Budget
+from smelt.capture.staging.returned import (
+    as_key,
+    check_effect,
+    check_result,
+    check_structure,
+    depends_on_data,
+    stand_in,
+)
+from smelt.capture.staging.session import Outcome, Session
+from smelt.capture.structure.places import After, NotPut, Puts
+from smelt.capture.structure.roots import Roots, reachable, without_gradients
+from smelt.capture.structure.sharing import entangled
+from smelt.capture.structure.signature import Arguments, Signature, flatten_arguments
+from smelt.capture.structure.state import Place, held_at, holding
+from smelt.capture.structure.tree import Flattener, Tree
 from smelt.diag import CaptureError, InternalError, SmeltError
 from smelt.ir import Graph
-from smelt.ops.python_draws import Generators, python_states
+from smelt.ops.python.python_draws import Generators, python_states
 
 WHY_DRAWS = "more than one number at a time, or by code that is not converted"
 _MOST_RUNS = 64

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from smelt.capture.dynamic.values import is_sized
-from smelt.capture.staging.symbols import is_staged
-from smelt.capture.staging.views import StagedSequence
+from smelt.capture.staging.fakes.symbols import is_staged
+from smelt.capture.staging.flow.views import StagedSequence
 
 
 def is_data(session: Any, value: Any) -> bool:

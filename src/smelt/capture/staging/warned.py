@@ -12,8 +12,8 @@ from types import FrameType, FunctionType
 from typing import Any
 
 from smelt.capture.convert.names import is_inline
-from smelt.capture.reads_effects import file_kind
-from smelt.capture.staging.symbols import is_staged
+from smelt.capture.reads.reads_effects import file_kind
+from smelt.capture.staging.fakes.symbols import is_staged
 
 _PLAIN = (str, int, float, bool, type(None))
 _CALL = "call"  # of the runtime: what calls functions of the program, where its others go on in one

@@ -15,7 +15,7 @@ from smelt.codegen.contract.tiling import Tiling
 from smelt.codegen.contract.vectors import MEMORY, lane_mask, read, read_one, write
 from smelt.codegen.kernels.nest import ACC, Const, Expr, Index, Load, Op, Ref, walk
 from smelt.codegen.llvm.isa import Isa
-from smelt.codegen.llvm.lanes import ExprEmitter, is_supported
+from smelt.codegen.llvm.lanes.lanes import ExprEmitter, is_supported
 from smelt.codegen.llvm.text import FunctionText
 from smelt.diag import InternalError
 from smelt.ir import DType

@@ -28,7 +28,7 @@ from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.ir import DType
 from smelt.ir.sizes import blind, equals, is_one, is_symbolic, late, size_max, size_min
-from smelt.runtime.cpu import data_cache_nbytes, last_cache_nbytes, memory_nbytes
+from smelt.runtime.machine.cpu import data_cache_nbytes, last_cache_nbytes, memory_nbytes
 
 # Estimates of one core, for the grain of threads: what a tile computes and memory delivers, and a chunk worth claiming.
 _FLOPS_PER_NS, BYTES_PER_NS, _CHUNK_NS = 100.0, 20.0, 10_000.0

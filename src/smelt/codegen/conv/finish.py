@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from smelt.codegen.conv.epilogue import Epilogue
 from smelt.codegen.conv.micro import Micro
 from smelt.codegen.kernels.nest import ACC, FAILED, Const, Expr, Load, Op, Ref
-from smelt.codegen.llvm.lanes import ExprEmitter
+from smelt.codegen.llvm.lanes.lanes import ExprEmitter
 from smelt.diag import InternalError
 
 

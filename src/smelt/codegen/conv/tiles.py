@@ -14,7 +14,7 @@ from smelt.codegen.conv.micro import Tile
 from smelt.codegen.conv.shape import ConvShape
 from smelt.codegen.llvm.isa import Isa
 from smelt.ir.sizes import chosen, late
-from smelt.runtime.cpu import data_cache_nbytes
+from smelt.runtime.machine.cpu import data_cache_nbytes
 
 MAX_PIXELS = 8
 """More pixels than this would need more pointers than there are integer registers."""

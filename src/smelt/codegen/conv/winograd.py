@@ -19,7 +19,7 @@ from smelt.codegen.conv.epilogue import Epilogue
 from smelt.codegen.conv.finish import Finite, Target, store_tile
 from smelt.codegen.conv.micro import Ahead, Micro, Tile
 from smelt.codegen.llvm.isa import Isa
-from smelt.codegen.llvm.lanes import ExprEmitter
+from smelt.codegen.llvm.lanes.lanes import ExprEmitter
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
 from smelt.runtime.filters import POINTS
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from smelt.codegen.fusion.index import Unfusible
 from smelt.codegen.fusion.pull import Memory, Pull, Where
-from smelt.codegen.fusion.rules import RULES
+from smelt.codegen.fusion.rules.rules import RULES
 from smelt.codegen.fusion.tidy import mapped, mapped_index
 from smelt.codegen.kernels.nest import ACC, Buffer, Expr, Index, Let, Load, Op, Ref, walk
 from smelt.codegen.kernels.sizes import same_sizes
-from smelt.codegen.lower.geometry import Geometry
+from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.ir import DType, Node, TensorType, Value
 from smelt.ir.sizes import equals
 from smelt.ops.record import Trait

@@ -15,10 +15,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from smelt.codegen.fusion.promote import NUMBER_TYPES
+from smelt.codegen.fusion.rules.promote import NUMBER_TYPES
 from smelt.ir import Node, TensorType, Value
 from smelt.ops.meta import call_key
-from smelt.ops.python_numbers import FITS
+from smelt.ops.python.python_numbers import FITS
 
 if TYPE_CHECKING:
     from smelt.codegen.fusion.groups import Facts

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 
 from smelt.codegen.fusion.build import Built, build, eager_memory
 from smelt.codegen.fusion.cost import NestCost, cost
-from smelt.codegen.fusion.creation import NUMBERS
 from smelt.codegen.fusion.forms import Forms
 from smelt.codegen.fusion.index import Unfusible
-from smelt.codegen.fusion.parts import part_of, writes_parts
-from smelt.codegen.fusion.promote import NUMBER_TYPES, memory_type
 from smelt.codegen.fusion.regions import user_in
-from smelt.codegen.fusion.rules import RULES
-from smelt.codegen.fusion.views import VIEW_LISTS
+from smelt.codegen.fusion.rules.creation import NUMBERS
+from smelt.codegen.fusion.rules.parts import part_of, writes_parts
+from smelt.codegen.fusion.rules.promote import NUMBER_TYPES, memory_type
+from smelt.codegen.fusion.rules.rules import RULES
+from smelt.codegen.fusion.rules.views import VIEW_LISTS
 from smelt.codegen.kernels.operations import DTYPES
-from smelt.codegen.lower.sharing import view_source
+from smelt.codegen.lower.memory.sharing import view_source
 from smelt.ir import Graph, Node, Region, TensorType, Value, may_hold_tensor
 from smelt.ir.sizes import blind, is_one
 from smelt.ops import sets

@@ -28,7 +28,7 @@ from smelt.codegen.fusion.index import (
     reshaped,
     unravelled,
 )
-from smelt.codegen.fusion.promote import LARGEST, LIMITS, NUMBER_TYPES, number
+from smelt.codegen.fusion.rules.promote import LARGEST, LIMITS, NUMBER_TYPES, number
 from smelt.codegen.kernels.nest import (
     POSITIONS,
     Buffer,
@@ -50,10 +50,10 @@ from smelt.codegen.kernels.nest import (
 )
 from smelt.codegen.kernels.operations import DTYPES, INTEGERS, OPS
 from smelt.codegen.kernels.sizes import at_most
-from smelt.codegen.lower.geometry import Geometry
+from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.ir import Arg, DType, Node, TensorType, Value
 from smelt.ir.sizes import equals, is_one, is_symbolic, is_whole
-from smelt.ops.python_numbers import FITS
+from smelt.ops.python.python_numbers import FITS
 from smelt.ops.registry import arguments_of, schema_of
 
 Rule: TypeAlias = "Callable[[Pull, Node, Idx, int], Expr]"

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from smelt.codegen.fusion.groups import Facts, Group
-from smelt.codegen.lower.geometry import Geometry
+from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.ir import Arg, Node, Value
 from smelt.ops.convert import to_torch
 from smelt.ops.registry import overload

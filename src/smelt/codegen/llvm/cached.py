@@ -11,8 +11,8 @@ import sys
 from functools import lru_cache
 from importlib.metadata import version
 
-from smelt.runtime.cache import CodeCache
-from smelt.runtime.cpu import cpu_fingerprint
+from smelt.runtime.machine.cache import CodeCache
+from smelt.runtime.machine.cpu import cpu_fingerprint
 
 _EMIT = "smelt.codegen.llvm.emit"
 

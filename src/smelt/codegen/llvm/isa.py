@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from smelt.runtime import isa as machine
-from smelt.runtime.isa import AVX2, AVX512, AVX512_BF16, BASELINE_X86, NEON, Isa, IsaName, best_isa
+from smelt.runtime.machine import isa as machine
+from smelt.runtime.machine.isa import AVX2, AVX512, AVX512_BF16, BASELINE_X86, NEON, Isa, IsaName, best_isa
 
 __all__ = [
     "AVX2",

@@ -15,7 +15,7 @@ from importlib.metadata import version
 
 from smelt.codegen.llvm.isa import Isa, is_for_elsewhere
 from smelt.diag import InternalError
-from smelt.runtime.cache import CodeCache
+from smelt.runtime.machine.cache import CodeCache
 from smelt.runtime.plan import KernelCode
 
 PLACEHOLDER = "@KERNEL"

@@ -16,9 +16,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 from smelt.codegen.llvm.cached import cached_object, object_at_hand
-from smelt.codegen.llvm.entry_text import declaration
-from smelt.runtime.cache import CodeCache
-from smelt.runtime.profiler import (
+from smelt.codegen.llvm.walkers.entry_text import declaration
+from smelt.runtime.machine.cache import CodeCache
+from smelt.runtime.machine.profiler import (
     BLOCK_SYMBOL,
     CAPACITY,
     DEFINITION_AT,

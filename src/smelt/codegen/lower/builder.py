@@ -13,8 +13,8 @@ from typing import Literal
 
 import torch
 
-from smelt.codegen.lower.arena import Lifetime, aligned, plan_offsets
-from smelt.codegen.lower.geometry import Geometry
+from smelt.codegen.lower.memory.arena import Lifetime, aligned, plan_offsets
+from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.codegen.lower.result import StateName
 from smelt.ir.sizes import value
 from smelt.runtime.control import blocks_of

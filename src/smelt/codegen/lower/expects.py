@@ -6,9 +6,9 @@ expect(%any, True)   ==>   compare the 0-d tensor or the number; another value r
 from __future__ import annotations
 
 from smelt.codegen.lower.context import Context, torch_dtype
-from smelt.codegen.lower.numbers import element_type
-from smelt.codegen.lower.plain import is_number
-from smelt.codegen.lower.python_nodes import lower_python
+from smelt.codegen.lower.python.numbers import element_type
+from smelt.codegen.lower.python.plain import is_number
+from smelt.codegen.lower.python.python_nodes import lower_python
 from smelt.ir import Node, Value
 from smelt.runtime.plan import Expect
 

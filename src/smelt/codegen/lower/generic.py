@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from smelt._torch.schemas import raw_schema
-from smelt._torch.stable import dispatchable
+from smelt._torch.library.schemas import raw_schema
+from smelt._torch.library.stable import dispatchable
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, cannot_lower
-from smelt.codegen.lower.geometry import Geometry
-from smelt.codegen.lower.sharing import feared_sources
+from smelt.codegen.lower.memory.geometry import Geometry
+from smelt.codegen.lower.memory.sharing import feared_sources
 from smelt.ir import NONE, Arg, Node, TensorType, TupleType, Type, Value
 from smelt.ir.sizes import Size, SizeFloat
 from smelt.ops.convert import dtype_to_torch, to_torch

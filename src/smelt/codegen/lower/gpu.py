@@ -11,27 +11,27 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
-from smelt.codegen.fusion.activations import without_vectors
 from smelt.codegen.fusion.build import Built, build
 from smelt.codegen.fusion.chunks import Stage, stages
 from smelt.codegen.fusion.groups import Group
 from smelt.codegen.fusion.index import Unfusible
 from smelt.codegen.fusion.partition import Partition, partition
 from smelt.codegen.fusion.pull import Memory
-from smelt.codegen.fusion.rules import RULES
+from smelt.codegen.fusion.rules.activations import without_vectors
+from smelt.codegen.fusion.rules.rules import RULES
 from smelt.codegen.fusion.schedule import schedule
 from smelt.codegen.fusion.tidy import mapped_statement
 from smelt.codegen.kernels.nest import Nest
-from smelt.codegen.lower.arena import Lifetime, aligned, plan_offsets
-from smelt.codegen.lower.geometry import Geometry, view_geometry
-from smelt.codegen.lower.sharing import view_source
+from smelt.codegen.lower.memory.arena import Lifetime, aligned, plan_offsets
+from smelt.codegen.lower.memory.geometry import Geometry, view_geometry
+from smelt.codegen.lower.memory.sharing import view_source
 from smelt.codegen.triton.compile import compile_cuda
 from smelt.codegen.triton.emit import emit_triton, unsupported
 from smelt.codegen.triton.kernel import TritonKernel
 from smelt.diag import SmeltError
 from smelt.ir import DType, Graph, Node, TensorType, Value
-from smelt.runtime.cache import CodeCache
 from smelt.runtime.cuda.plan import CudaLaunch, CudaMemory, CudaPlan, predecessors
+from smelt.runtime.machine.cache import CodeCache
 
 _STATE = ("param", "buffer", "const", "global")
 

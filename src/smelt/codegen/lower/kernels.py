@@ -17,7 +17,7 @@ from smelt.codegen.lower.report import KernelReport
 from smelt.diag import InternalError, SmeltWarning, user_level
 from smelt.ir import Node
 from smelt.ir.sizes import MARK, SizeLeak
-from smelt.runtime.cache import code_cache
+from smelt.runtime.machine.cache import code_cache
 from smelt.runtime.plan import KernelCode, Launch, Plan
 
 

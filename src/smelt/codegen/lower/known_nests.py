@@ -19,7 +19,7 @@ from smelt.codegen.fusion.forms import Forms
 from smelt.codegen.fusion.groups import Group
 from smelt.codegen.fusion.pull import Memory, Where
 from smelt.codegen.kernels.nest import Buffer, Nest
-from smelt.codegen.llvm.nest_ir import EmittedKernel
+from smelt.codegen.llvm.nests.nest_ir import EmittedKernel
 from smelt.ir import Value
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from smelt._torch import shim
+from smelt._torch.library import shim
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, tensor_type, torch_dtype
 from smelt.codegen.lower.generic import predicted_strides
-from smelt.codegen.lower.geometry import Geometry
+from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.ir import Arg, Node, TensorType, Value
 from smelt.runtime.plan import Call, Ints, OptionalDouble, Out, Text, Use
 

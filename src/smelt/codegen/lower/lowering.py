@@ -15,74 +15,74 @@ import torch
 
 from smelt.analysis import alias_analysis
 from smelt.codegen.fusion.groups import has_numbers
-from smelt.codegen.fusion.parts import writes_parts
-from smelt.codegen.llvm.executor import executor_object
+from smelt.codegen.fusion.rules.parts import writes_parts
 from smelt.codegen.llvm.isa import is_for_elsewhere
-from smelt.codegen.lower.accumulators import with_rows
-from smelt.codegen.lower.attention import lower_attention
-from smelt.codegen.lower.chosen import refuse_shared, with_choices
+from smelt.codegen.llvm.walkers.executor import executor_object
 from smelt.codegen.lower.context import Context, cannot_lower
-from smelt.codegen.lower.convolution import (
+from smelt.codegen.lower.expects import lower_expect
+from smelt.codegen.lower.generic import dispatch
+from smelt.codegen.lower.images.attention import lower_attention
+from smelt.codegen.lower.images.convolution import (
     Convolution,
     convolution_of,
     lower_convolution,
     takes_library,
     without_pad,
 )
-from smelt.codegen.lower.convolution_gradients import (
+from smelt.codegen.lower.images.convolution_gradients import (
     OwnWeightGradient,
     image_gradient_of,
     lower_own_weight_gradient,
     own_weight_gradient_of,
 )
-from smelt.codegen.lower.embedding_gradient import lower_embedding_gradient
-from smelt.codegen.lower.expects import lower_expect
-from smelt.codegen.lower.fuse import Epilogue, epilogue_of
-from smelt.codegen.lower.generic import dispatch
-from smelt.codegen.lower.handed_out import with_own_constants
-from smelt.codegen.lower.hoist import hoisted
-from smelt.codegen.lower.in_place import PUTS
+from smelt.codegen.lower.images.embedding_gradient import lower_embedding_gradient
+from smelt.codegen.lower.images.own_attention import OwnAttention, lower_own_attention, own_attention_of
+from smelt.codegen.lower.images.own_convolution import OwnConvolution, lower_own_convolution, own_convolution_of
+from smelt.codegen.lower.images.trained_attention import FLASH, FLASH_BACKWARD, lower_flash, lower_flash_backward
 from smelt.codegen.lower.kernels import with_code
 from smelt.codegen.lower.library import lower_gelu, lower_histc, lower_pad
-from smelt.codegen.lower.linear import Product, lower_product, product_of
-from smelt.codegen.lower.lists import lower_joined
+from smelt.codegen.lower.memory.chosen import refuse_shared, with_choices
+from smelt.codegen.lower.memory.handed_out import with_own_constants
+from smelt.codegen.lower.memory.in_place import PUTS
+from smelt.codegen.lower.memory.outputs import lower_outputs
+from smelt.codegen.lower.memory.sharing import is_idle_dropout, view_source
+from smelt.codegen.lower.memory.views import lower_resolved, lower_unpack, lower_view
+from smelt.codegen.lower.memory.writes import lower_write, mutations
 from smelt.codegen.lower.nests import Nests
-from smelt.codegen.lower.numbers import lower_number
-from smelt.codegen.lower.outputs import lower_outputs
-from smelt.codegen.lower.own_attention import OwnAttention, lower_own_attention, own_attention_of
-from smelt.codegen.lower.own_convolution import OwnConvolution, lower_own_convolution, own_convolution_of
-from smelt.codegen.lower.own_matmul import OwnMatmul, lower_own_matmul, own_matmul_of
-from smelt.codegen.lower.own_products import OwnProduct, lower_own_product, own_product_of
-from smelt.codegen.lower.parts import with_parts
-from smelt.codegen.lower.plain import is_plain, is_plain_type
-from smelt.codegen.lower.products import lower_addmm, lower_matmul, lower_mm
-from smelt.codegen.lower.puts import lower_put
-from smelt.codegen.lower.python_nodes import lower_python
-from smelt.codegen.lower.recurrent import lower_recurrent
+from smelt.codegen.lower.products.fuse import Epilogue, epilogue_of
+from smelt.codegen.lower.products.linear import Product, lower_product, product_of
+from smelt.codegen.lower.products.own_matmul import OwnMatmul, lower_own_matmul, own_matmul_of
+from smelt.codegen.lower.products.own_products import OwnProduct, lower_own_product, own_product_of
+from smelt.codegen.lower.products.products import lower_addmm, lower_matmul, lower_mm
+from smelt.codegen.lower.products.recurrent import lower_recurrent
+from smelt.codegen.lower.python.accumulators import with_rows
+from smelt.codegen.lower.python.lists import lower_joined
+from smelt.codegen.lower.python.numbers import lower_number
+from smelt.codegen.lower.python.parts import with_parts
+from smelt.codegen.lower.python.plain import is_plain, is_plain_type
+from smelt.codegen.lower.python.puts import lower_put
+from smelt.codegen.lower.python.python_nodes import lower_python
+from smelt.codegen.lower.python.scalars import lower_with_numbers
+from smelt.codegen.lower.python.sized_block import Compile, Run
+from smelt.codegen.lower.python.sized_runs import SizedRuns, lower_sized
 from smelt.codegen.lower.regions import is_native, lower_for, lower_if, lower_while
 from smelt.codegen.lower.report import MemoryReport, Report
 from smelt.codegen.lower.result import EAGER, Layouts, Lookup, Lowered
-from smelt.codegen.lower.scalars import lower_with_numbers
-from smelt.codegen.lower.sharing import is_idle_dropout, view_source
-from smelt.codegen.lower.sized_block import Compile, Run
-from smelt.codegen.lower.sized_runs import SizedRuns, lower_sized
-from smelt.codegen.lower.trained_attention import FLASH, FLASH_BACKWARD, lower_flash, lower_flash_backward
+from smelt.codegen.lower.static.hoist import hoisted
 from smelt.codegen.lower.unknown import padded
 from smelt.codegen.lower.unknown.adding import lower_index_add
 from smelt.codegen.lower.unknown.compaction import lower_places
 from smelt.codegen.lower.unknown.cutting import lower_cut
-from smelt.codegen.lower.views import lower_resolved, lower_unpack, lower_view
-from smelt.codegen.lower.writes import lower_write, mutations
 from smelt.diag import InternalError, Options, SmeltError
 from smelt.ir import STATE_OPS, Graph, Node, TensorType, TupleType, print_node
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import no_state
-from smelt.ops.python_ops import NAMESPACES
+from smelt.ops.python.python_ops import NAMESPACES
 from smelt.ops.recurrent_steps import CELLS
-from smelt.passes.mutations import mutation_of
-from smelt.passes.overlaps import reads_what_it_writes
-from smelt.runtime.cache import code_cache
+from smelt.passes.mutation.mutations import mutation_of
+from smelt.passes.mutation.overlaps import reads_what_it_writes
 from smelt.runtime.executable import Executable
+from smelt.runtime.machine.cache import code_cache
 
 LOWERINGS: dict[str, Callable[[Context, Node], bool]] = {
     "aten.mm.default": lower_mm,

@@ -18,31 +18,31 @@ from smelt.codegen.fusion.build import Built, build, eager_memory
 from smelt.codegen.fusion.chunks import Stage, are_pieces, stages
 from smelt.codegen.fusion.cost import cost
 from smelt.codegen.fusion.decisions import Decision
-from smelt.codegen.fusion.far_rows import far_stages
 from smelt.codegen.fusion.groups import Group, is_fusible
 from smelt.codegen.fusion.index import Unfusible
 from smelt.codegen.fusion.partition import Partition, partition
-from smelt.codegen.fusion.parts import part_of
 from smelt.codegen.fusion.pull import Memory, Where
 from smelt.codegen.fusion.repeats import without_repeats
 from smelt.codegen.fusion.replay import Blank, Loaded, Number, Replay, Source, replay_of
-from smelt.codegen.fusion.rules import RULES
+from smelt.codegen.fusion.rules.far_rows import far_stages
+from smelt.codegen.fusion.rules.parts import part_of
+from smelt.codegen.fusion.rules.rules import RULES
 from smelt.codegen.fusion.schedule import NO_DELAYS, schedule
 from smelt.codegen.kernels.evaluate import evaluate_nest
 from smelt.codegen.kernels.nest import Nest, Op, expressions, walk
 from smelt.codegen.kernels.operations import OPS
 from smelt.codegen.llvm.isa import Isa, host_isa
-from smelt.codegen.llvm.lanes import is_supported
-from smelt.codegen.llvm.nest_ir import EmittedKernel, emit_nests
+from smelt.codegen.llvm.lanes.lanes import is_supported
+from smelt.codegen.llvm.nests.nest_ir import EmittedKernel, emit_nests
 from smelt.codegen.lower.builder import Place, Storage
 from smelt.codegen.lower.context import Context, tensor_type
-from smelt.codegen.lower.copies import copy_into
 from smelt.codegen.lower.generic import ANY_LAYOUT
-from smelt.codegen.lower.geometry import Geometry, is_dense, same_layout
-from smelt.codegen.lower.in_place import InPlace, Target, reads_first, why_not
 from smelt.codegen.lower.kernels import About, launch
 from smelt.codegen.lower.known_nests import KnownNests, Made
-from smelt.codegen.lower.sharing import view_source
+from smelt.codegen.lower.memory.copies import copy_into
+from smelt.codegen.lower.memory.geometry import Geometry, is_dense, same_layout
+from smelt.codegen.lower.memory.in_place import InPlace, Target, reads_first, why_not
+from smelt.codegen.lower.memory.sharing import view_source
 from smelt.diag import InternalError, ScheduleError, SmeltWarning, user_level
 from smelt.ir import DType, Node, TensorType, Type, Value
 from smelt.ir.sizes import current_trace, is_symbolic

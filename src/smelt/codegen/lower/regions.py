@@ -14,24 +14,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
 
-from smelt.codegen.fusion.parts import writes_parts
-from smelt.codegen.lower.appends import grown_from, is_append
+from smelt.codegen.fusion.rules.parts import writes_parts
 from smelt.codegen.lower.builder import Place, Storage
 from smelt.codegen.lower.context import Context, tensor_type
-from smelt.codegen.lower.copies import copy_into
-from smelt.codegen.lower.geometry import Geometry
-from smelt.codegen.lower.growing import Growing
-from smelt.codegen.lower.lists import begin
-from smelt.codegen.lower.numbers import element_type, operand, same, truth
-from smelt.codegen.lower.overwriting import origin
-from smelt.codegen.lower.plain import is_number, is_plain_type, kind_of
-from smelt.codegen.lower.python_nodes import move
-from smelt.codegen.lower.python_parts import python_us
-from smelt.codegen.lower.sized_runs import SizedRuns
+from smelt.codegen.lower.memory.copies import copy_into
+from smelt.codegen.lower.memory.geometry import Geometry
+from smelt.codegen.lower.memory.overwriting import origin
+from smelt.codegen.lower.python.appends import grown_from, is_append
+from smelt.codegen.lower.python.growing import Growing
+from smelt.codegen.lower.python.lists import begin
+from smelt.codegen.lower.python.numbers import element_type, operand, same, truth
+from smelt.codegen.lower.python.plain import is_number, is_plain_type, kind_of
+from smelt.codegen.lower.python.python_nodes import move
+from smelt.codegen.lower.python.python_parts import python_us
+from smelt.codegen.lower.python.sized_runs import SizedRuns
 from smelt.ir import BOOL, Arg, ListType, Node, Region, TensorType, Type, Value, values_in
 from smelt.ir.sizes import is_symbolic
+from smelt.runtime.encoding.table import Arith
 from smelt.runtime.plan import Blit, Branch, End, Exit, Loop, Otherwise, Scalar, Use
-from smelt.runtime.table import Arith
 
 CALL_US = 6.0  # a call of Python from native code, tensors made of slots included
 APPEND_US = 2.5  # one that puts a tensor into a list

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from smelt.codegen.lower.products.weight_packing import Fills
 from smelt.codegen.lower.report import Report
-from smelt.codegen.lower.weight_packing import Fills
 from smelt.runtime.plan import Plan
 from smelt.runtime.recipes import (
     Either,

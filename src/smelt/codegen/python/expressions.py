@@ -11,7 +11,7 @@ from textwrap import dedent
 
 from smelt.ir import Arg, Node
 from smelt.ir.python_operators import BINARY, COMPARISONS, UNARY
-from smelt.ops.python_ops import BUILTIN_NAMES
+from smelt.ops.python.python_ops import BUILTIN_NAMES
 
 ArgText = Callable[[Arg], str]
 

@@ -25,8 +25,8 @@ from itertools import groupby
 
 from smelt.codegen.python.expressions import calls, expression, helpers, modules
 from smelt.ir import Arg, Device, DType, Graph, Layout, MemoryFormat, Node, Region, TensorType, Value, values_in
-from smelt.ops.collective_ops import NAMESPACE
 from smelt.ops.modes import context_texts
+from smelt.ops.ranks.collective_ops import NAMESPACE
 
 _DTYPES = {
     DType.BOOL: "bool", DType.U8: "uint8", DType.U16: "uint16", DType.U32: "uint32", DType.U64: "uint64",

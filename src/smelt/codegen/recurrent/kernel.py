@@ -29,10 +29,10 @@ from smelt.codegen.contract.tile import Walk, tile_function
 from smelt.codegen.contract.tiling import LINE_NBYTES, Tiling, tiling_for
 from smelt.codegen.contract.vectors import lane_mask, load_some, masked_store, prefetch
 from smelt.codegen.llvm.isa import Isa
-from smelt.codegen.llvm.lanes_types import Arith
+from smelt.codegen.llvm.lanes.lanes_types import Arith
+from smelt.codegen.llvm.lanes.vmath import VectorMath
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
-from smelt.codegen.llvm.vmath import VectorMath
 from smelt.ir import DType
 
 Kind = Literal["lstm", "gru", "tanh", "relu"]

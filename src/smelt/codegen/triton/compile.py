@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from smelt.codegen.triton.kernel import TritonSource
 from smelt.diag import InternalError, SmeltError
-from smelt.runtime.cache import CodeCache
 from smelt.runtime.cuda.code import CudaCode
+from smelt.runtime.machine.cache import CodeCache
 
 TRITON: Final = "3.6.0"
 """The version of Triton that kernels are written for: others round, and take options, in ways of their own."""

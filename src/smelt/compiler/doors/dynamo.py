@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from smelt._torch.compiled_by_torch import being_compiled, given_to_torch
-from smelt.capture.reads_effects import CALLED_BY_TORCH
+from smelt._torch.library.compiled_by_torch import being_compiled, given_to_torch
+from smelt.capture.reads.reads_effects import CALLED_BY_TORCH
 from smelt.compiler.doors.fx_in import with_control_flow
-from smelt.compiler.histories import requires_gradients
 from smelt.compiler.torch_words import with_mode
+from smelt.compiler.training.histories import requires_gradients
 from smelt.diag import Options
 
 

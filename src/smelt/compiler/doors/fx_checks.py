@@ -21,12 +21,12 @@ import torch
 from torch.fx import Graph as FxGraph
 from torch.fx import Node as FxNode
 
-from smelt._torch.fx import assert_that
+from smelt._torch.library.fx import assert_that
 from smelt.diag import InternalError
 from smelt.ir import BOOL, COMPLEX, FLOAT, INT, DType, TensorType, Type
 from smelt.ir.dims import Dim, Sym, SymExpr, UnknownDim, is_static
 from smelt.ops.convert import dtype_to_torch
-from smelt.runtime.guard_sizes import LIMIT, SizeCheck, parsed
+from smelt.runtime.guarding.guard_sizes import LIMIT, SizeCheck, parsed
 
 _BINARY: Mapping[type[ast.operator], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from smelt._torch.fx import GRAD_MODE, higher_order_name
+from smelt._torch.library.fx import GRAD_MODE, higher_order_name
 from smelt.capture import tensors_of
 from smelt.compiler.copies import copies_of
 from smelt.compiler.doors.programs import control
-from smelt.compiler.program import Program
-from smelt.compiler.tracing import trace
+from smelt.compiler.programs.program import Program
+from smelt.compiler.programs.tracing import trace
 from smelt.compiler.unit import Unit
 from smelt.diag import CaptureError, Options, SmeltWarning, user_level
 

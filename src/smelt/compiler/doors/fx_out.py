@@ -21,9 +21,9 @@ from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from smelt._torch.fx import assert_that, take_structures
-from smelt._torch.pytree import tree_flatten
-from smelt.capture.tree import rebuild
+from smelt._torch.library.fx import assert_that, take_structures
+from smelt._torch.library.pytree import tree_flatten
+from smelt.capture.structure.tree import rebuild
 from smelt.compiler.doors.fx_checks import Head, same_number
 from smelt.compiler.doors.fx_python import emit_python
 from smelt.diag import CaptureError, InternalError

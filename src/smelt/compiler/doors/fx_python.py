@@ -16,10 +16,10 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from smelt._torch.fx import assert_that
+from smelt._torch.library.fx import assert_that
 from smelt.ir.python_operators import BINARY, COMPARISONS, UNARY
-from smelt.ops.python_calls import FUNCTIONS
-from smelt.ops.python_ops import BUILTIN_NAMES
+from smelt.ops.python.python_calls import FUNCTIONS
+from smelt.ops.python.python_ops import BUILTIN_NAMES
 
 _AS_LISTS = ("builtins.range", "builtins.zip", "builtins.enumerate", "builtins.reversed", "dict.keys", "dict.values",
              "dict.items")  # fmt: skip

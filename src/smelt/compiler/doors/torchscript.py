@@ -21,8 +21,8 @@ from typing import Any, BinaryIO
 import torch
 
 from smelt.compiler.doors.torchscript_source import Source
-from smelt.compiler.program import Program
-from smelt.compiler.tracing import trace
+from smelt.compiler.programs.program import Program
+from smelt.compiler.programs.tracing import trace
 from smelt.diag import CaptureError, Options
 
 _numbers = count()

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from smelt._torch.schemas import Schema, find_overload, read_schema
+from smelt._torch.library.schemas import Schema, find_overload, read_schema
 from smelt.diag import CaptureError
 
 _ENDLESS = 2**63 - 1

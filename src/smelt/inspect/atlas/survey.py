@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import smelt
 from smelt.analysis.cost import Cost, total_cost
 from smelt.compiler import Unit
-from smelt.compiler.training import TrainingUnit
+from smelt.compiler.training.training import TrainingUnit
 from smelt.diag import SmeltError
 from smelt.inspect.atlas.card import Card, Effect, Training
 from smelt.inspect.kernels import compiled_units

@@ -14,8 +14,8 @@ import smelt
 from smelt._torch.autocast import no_autocast
 from smelt.compiler import SizedUnit, Unit
 from smelt.compiler.pipeline import functional_graph, optimized_graph
-from smelt.compiler.size_conditions import symbols_in, symbols_of
-from smelt.compiler.training import TrainingUnit
+from smelt.compiler.sizes.size_conditions import symbols_in, symbols_of
+from smelt.compiler.training.training import TrainingUnit
 from smelt.diag import SmeltError
 from smelt.inspect.page import steps
 from smelt.inspect.page.model import Code, Guard, Page, Recompile, Remark, Roof, Saved, Timing

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from smelt._torch.schemas import find_overload
+from smelt._torch.library.schemas import find_overload
 from smelt.ir import Arg, TensorType, Type
 from smelt.ops.composites import as_torch_does
 from smelt.ops.convert import dummy_of, type_of

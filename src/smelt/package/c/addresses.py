@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from smelt._torch import stable
-from smelt.runtime.addresses import Code, Symbol
+from smelt._torch.library import stable
+from smelt.runtime.encoding.addresses import Code, Symbol
 from smelt.runtime.plan import KernelCode
 
 LIBRARY = frozenset(

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 from smelt.diag import PackageError
-from smelt.runtime.elf import MACHINE_X86_64
-from smelt.runtime.loader import host_machine
+from smelt.runtime.machine.elf import MACHINE_X86_64
+from smelt.runtime.machine.loader import host_machine
 
 SOURCES = ("call.c", "context.c", "copy.c", "numbers.c", "pool.c", "sha256.c", "sizes.c", "tensors.c", "weights.c")
 TORCH_SOURCE = "torch.c"

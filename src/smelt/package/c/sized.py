@@ -14,7 +14,7 @@ from itertools import count, product
 from math import prod
 
 from smelt.package.c.errors import refused
-from smelt.runtime.encoded import Encoded, Later
+from smelt.runtime.encoding.encoded import Encoded, Later
 from smelt.runtime.ingot.size_table import Column, SizeTable
 from smelt.runtime.plan import ArenaTensor, Launch, Plan, Word
 

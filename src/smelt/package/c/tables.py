@@ -17,14 +17,16 @@ from smelt.package.c.errors import refused
 from smelt.package.c.sized import Sized, handled, sized_of
 from smelt.package.c.weights import Weights
 from smelt.runtime.check import check_plan
-from smelt.runtime.elf import external_names, parse_object
-from smelt.runtime.encode import encode
-from smelt.runtime.encoded import CannotShare, Encoded
+from smelt.runtime.encoding.encode import encode
+from smelt.runtime.encoding.encoded import CannotShare, Encoded
+from smelt.runtime.encoding.sizes import SizedPlan
+from smelt.runtime.encoding.table import FRAME_ALIGNMENT, Op
 from smelt.runtime.failures import describe
 from smelt.runtime.ingot.errors import broken
-from smelt.runtime.ingot.held_json import Computed, Filtered, FromState, Held, Packed
 from smelt.runtime.ingot.manifest import Placed
 from smelt.runtime.ingot.natives import NativeText
+from smelt.runtime.ingot.texts.held_json import Computed, Filtered, FromState, Held, Packed
+from smelt.runtime.machine.elf import external_names, parse_object
 from smelt.runtime.plan import (
     NUMBER_DTYPES,
     ArenaTensor,
@@ -45,8 +47,6 @@ from smelt.runtime.plan import (
     Word,
 )
 from smelt.runtime.recipes import Either, Fresh, Number, OfKind, OutputRecipe, Plain, Same, Spent, StateName, ViewOf
-from smelt.runtime.sizes import SizedPlan
-from smelt.runtime.table import FRAME_ALIGNMENT, Op
 
 # Of the C library, what a kernel's object may name: LLVM itself makes such calls.
 _C_LIBRARY = frozenset(("memcpy", "memmove", "memset", "memcmp"))

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 import torch
 
 from smelt.diag import PackageError
-from smelt.runtime.ingot import held_json
 from smelt.runtime.ingot.contents import Contents
-from smelt.runtime.ingot.held_json import (
+from smelt.runtime.ingot.manifest import Placed
+from smelt.runtime.ingot.tensors import read_header, write
+from smelt.runtime.ingot.texts import held_json
+from smelt.runtime.ingot.texts.held_json import (
     Computed,
     Filtered,
     Given,
@@ -27,9 +29,7 @@ from smelt.runtime.ingot.held_json import (
     filters_of,
     weight_of,
 )
-from smelt.runtime.ingot.json_text import dumps
-from smelt.runtime.ingot.manifest import Placed
-from smelt.runtime.ingot.tensors import read_header, write
+from smelt.runtime.ingot.texts.json_text import dumps
 from smelt.runtime.plan import KernelCode
 
 _NAME = "the weights"

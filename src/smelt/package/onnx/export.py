@@ -23,13 +23,13 @@ from smelt.package.onnx.protobuf import OPSET, Protobuf
 from smelt.package.onnx.writer import Refusal
 from smelt.passes.base import Pass, PassContext
 from smelt.passes.dce import dce
-from smelt.passes.expand_layers import expand_layers
-from smelt.passes.explicit_casts import explicit_casts
+from smelt.passes.layers.expand_layers import expand_layers
+from smelt.passes.layers.explicit_casts import explicit_casts
 from smelt.passes.manager import run_passes
 from smelt.runtime.ingot import structure as structures
 from smelt.runtime.ingot.contents import Contents, open_file
-from smelt.runtime.ingot.json_text import dumps
 from smelt.runtime.ingot.manifest import Method
+from smelt.runtime.ingot.texts.json_text import dumps
 
 _EXTERNAL_NBYTES = 1_900_000_000
 """From this size of all weights on they are in a file of their own: a protobuf holds less than 2 GB."""

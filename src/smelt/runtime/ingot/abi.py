@@ -10,8 +10,9 @@ import hashlib
 from functools import lru_cache
 
 from smelt.diag.records import names_of
-from smelt.runtime import filters, plan, recipes, table
-from smelt.runtime.ingot import held_json
+from smelt.runtime import filters, plan, recipes
+from smelt.runtime.encoding import table
+from smelt.runtime.ingot.texts import held_json
 
 # Raised where the meaning of a plan changes, and no name or number of it does.
 _MEANING = 2

@@ -19,10 +19,10 @@ import torch
 
 from smelt.runtime.ingot.archive import Archive
 from smelt.runtime.ingot.errors import broken
-from smelt.runtime.ingot.json_text import Part, loads
 from smelt.runtime.ingot.manifest import NAME, WEIGHTS, Manifest, Placed, State
 from smelt.runtime.ingot.panels import matrix_of
 from smelt.runtime.ingot.tensors import read_header
+from smelt.runtime.ingot.texts.json_text import Part, loads
 
 CHECKED_NBYTES = 32 << 20
 """Weights up to this size are checked whenever a file is opened, larger ones where that is asked for."""

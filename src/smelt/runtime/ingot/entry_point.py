@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from smelt._torch.busy import recordings
+from smelt._torch.seen.busy import recordings
 from smelt.diag import CaptureError, Miss, SmeltError, SmeltWarning, user_level
 from smelt.diag.collector import full_collections_later
 from smelt.runtime import ingot
-from smelt.runtime.elf import MACHINE_X86_64
 from smelt.runtime.ingot import structure as structures
 from smelt.runtime.ingot.free_sizes import Bounds, Sizes
 from smelt.runtime.ingot.manifest import Method
-from smelt.runtime.loader import host_machine
+from smelt.runtime.machine.elf import MACHINE_X86_64
+from smelt.runtime.machine.loader import host_machine
 
 if TYPE_CHECKING:
     from smelt.runtime.executable import Executable
     from smelt.runtime.ingot.natives import Native, Refused
     from smelt.runtime.ingot.program import LoadedProgram
 
-_FROM_TEXT = "smelt.compiler.from_text"
+_FROM_TEXT = "smelt.compiler.programs.from_text"
 # The compiler is no part of what a loaded program needs: its package is imported where a graph is asked for, gradients
 # are needed, or the file has no native code for this machine.
 

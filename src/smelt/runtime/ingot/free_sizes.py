@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from smelt.diag.records import record
-from smelt.runtime.ingot.json_text import Part
+from smelt.runtime.ingot.texts.json_text import Part
 
 Expr: TypeAlias = "int | str | tuple[Any, ...]"
 """A number, a symbol, or an operator and its operands."""

@@ -15,9 +15,9 @@ from smelt.diag.records import record
 from smelt.runtime.ingot import structure as structures
 from smelt.runtime.ingot.errors import broken, newer
 from smelt.runtime.ingot.free_sizes import Expr, FreeSizes, read_expr, value_of, write_expr
-from smelt.runtime.ingot.json_text import Part, dumps
 from smelt.runtime.ingot.structure import Mapping_, Sequence_, Structure
 from smelt.runtime.ingot.tensors import dtype_name, dtype_of
+from smelt.runtime.ingot.texts.json_text import Part, dumps
 from smelt.runtime.ingot.upgrades import upgraded
 
 FORMAT = 3

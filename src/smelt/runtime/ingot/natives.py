@@ -18,13 +18,16 @@ import torch
 
 from smelt.diag import InternalError, SmeltError
 from smelt.diag.records import record
+from smelt.runtime.encoding.sizes import SizedExecutable, SizedPlan
 from smelt.runtime.executable import Executable
-from smelt.runtime.guard_constants import Constants
-from smelt.runtime.ingot import held_json, plan_json, recipe_json
+from smelt.runtime.guarding.guard_constants import Constants
 from smelt.runtime.ingot.contents import Contents
 from smelt.runtime.ingot.errors import broken
 from smelt.runtime.ingot.free_sizes import Sizes
-from smelt.runtime.ingot.held_json import (
+from smelt.runtime.ingot.manifest import Method, Placed
+from smelt.runtime.ingot.size_table import SizeTable
+from smelt.runtime.ingot.texts import held_json, plan_json, recipe_json
+from smelt.runtime.ingot.texts.held_json import (
     Computed,
     Filtered,
     FromState,
@@ -36,13 +39,10 @@ from smelt.runtime.ingot.held_json import (
     sources_of,
     weight_of,
 )
-from smelt.runtime.ingot.json_text import Part
-from smelt.runtime.ingot.manifest import Method, Placed
-from smelt.runtime.ingot.size_table import SizeTable
-from smelt.runtime.isa import BASELINE_X86, NEON, host_isa
+from smelt.runtime.ingot.texts.json_text import Part
+from smelt.runtime.machine.isa import BASELINE_X86, NEON, host_isa
 from smelt.runtime.plan import Bump, Call, Copy, Dispatch, Instruction, KernelCode, Loop, Plan, outs_of
 from smelt.runtime.recipes import Lookup, OutputRecipe, rebuilt
-from smelt.runtime.sizes import SizedExecutable, SizedPlan
 
 _KEYS = ("kernels", "plan", "held", "outputs", "baked")
 _MOST_THREADS = 8

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import torch
 
 from smelt.diag import CaptureError, PackageError
-from smelt.runtime.guard_constants import Constants
+from smelt.runtime.guarding.guard_constants import Constants
 from smelt.runtime.ingot.archive import Pieces, replace_file, write_archive
 from smelt.runtime.ingot.contents import Contents, stored_as
 from smelt.runtime.ingot.entry_point import EntryPoint

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from smelt.diag.records import distinct_record
-from smelt.runtime.ingot.json_text import Part
+from smelt.runtime.ingot.texts.json_text import Part
 
 TUPLE_LIMIT = 1 << 14
 _LOW = -(1 << 63)

@@ -19,7 +19,7 @@ import torch
 from smelt._torch.exact import same
 from smelt.diag import CaptureError
 from smelt.diag.records import record
-from smelt.runtime.ingot.json_text import Part
+from smelt.runtime.ingot.texts.json_text import Part
 
 Classes: TypeAlias = Mapping[str, type]
 """By "module.name", the classes that results may be of."""

@@ -17,7 +17,7 @@ import torch
 
 from smelt.diag.records import record
 from smelt.runtime.ingot.errors import broken, unsaved
-from smelt.runtime.ingot.json_text import Part, dumps, loads
+from smelt.runtime.ingot.texts.json_text import Part, dumps, loads
 
 ALIGNMENT = 64
 PAD = "~pad"

@@ -25,8 +25,8 @@ from smelt.codegen.lower.symbolic.template import NotSymbolic, at_hand, numbers_
 from smelt.diag import InternalError, Options, SmeltError
 from smelt.ir import Graph, Sym, TensorType
 from smelt.ir.sizes import Evaluation, Range, Size, Trace, evaluating, tracing
+from smelt.runtime.encoding.sizes import Held, SizedExecutable, SizedPlan, filled
 from smelt.runtime.plan import CheckLayout
-from smelt.runtime.sizes import Held, SizedExecutable, SizedPlan, filled
 
 _CHECKS = 2
 _ATTEMPTS = 4000

@@ -17,7 +17,7 @@ import torch
 
 from smelt.analysis import Aliases, alias_analysis
 from smelt.codegen.lower.result import Lookup, StateName
-from smelt.codegen.lower.statics import state_name
+from smelt.codegen.lower.static.statics import state_name
 from smelt.codegen.lower.symbolic.substitute import OF_TENSORS, specialize
 from smelt.ir import STATE_OPS, Graph, Node, Region, TensorType, Value, values_in
 from smelt.ir.dims import size_of

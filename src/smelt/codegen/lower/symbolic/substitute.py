@@ -31,7 +31,7 @@ from smelt.ir import (
 from smelt.ir.dims import Dim, UnknownDim, dim_of, size_of
 from smelt.ir.sizes import Size, SizeFloat, is_symbolic, size_max, size_min
 from smelt.ops.convert import to_torch
-from smelt.ops.python_ops import python_op
+from smelt.ops.python.python_ops import python_op
 from smelt.rewrite import Rewriter
 
 OF_TENSORS = frozenset(

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from smelt.ir.sizes import Size, SizeFloat, expression, value
+from smelt.runtime.encoding.sizes import SizedFunction, field_names
 from smelt.runtime.plan import Word
-from smelt.runtime.sizes import SizedFunction, field_names
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from smelt.codegen.lower.plain import is_plain_type
+from smelt.codegen.lower.python.plain import is_plain_type
 from smelt.ir import INT, Graph, MemoryFormat, Node, TensorType, Value
 
 _DENSE = {"memory_format": MemoryFormat("contiguous_format")}

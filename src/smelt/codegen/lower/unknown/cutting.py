@@ -8,15 +8,15 @@ import torch
 
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, tensor_type
-from smelt.codegen.lower.copies import copy_into
-from smelt.codegen.lower.geometry import Geometry
-from smelt.codegen.lower.numbers import operand
+from smelt.codegen.lower.memory.copies import copy_into
+from smelt.codegen.lower.memory.geometry import Geometry
+from smelt.codegen.lower.python.numbers import operand
 from smelt.codegen.lower.unknown.cuts import is_copy, is_view
 from smelt.ir import Node, Region, TensorType, Value
 from smelt.ir.sizes import equals
 from smelt.runtime.calls import cut
+from smelt.runtime.encoding.table import Arith
 from smelt.runtime.plan import Dispatch, Scalar, Use
-from smelt.runtime.table import Arith
 
 
 def lower_cut(ctx: Context, node: Node) -> bool:

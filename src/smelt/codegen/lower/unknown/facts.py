@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from smelt.codegen.lower.plain import is_number
+from smelt.codegen.lower.python.plain import is_number
 from smelt.codegen.lower.unknown.values import Count
 from smelt.ir import Arg, Node, Value
 from smelt.ir.python_operators import COMPARISON_NAMES

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smelt.codegen.lower.geometry import Geometry, row_major, view_geometry
-from smelt.codegen.lower.sharing import returns_itself, view_source
+from smelt.codegen.lower.memory.geometry import Geometry, row_major, view_geometry
+from smelt.codegen.lower.memory.sharing import returns_itself, view_source
 from smelt.codegen.lower.unknown.cuts import is_copy
 from smelt.codegen.lower.unknown.sharing import reached
 from smelt.codegen.lower.unknown.values import Buffer, Padded, Parts

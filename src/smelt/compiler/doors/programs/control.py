@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from smelt._torch.pytree import tree_flatten, tree_leaves, tree_unflatten
+from smelt._torch.library.pytree import tree_flatten, tree_leaves, tree_unflatten
 
 Function = Callable[..., Any]
 _UNROLLED = 8

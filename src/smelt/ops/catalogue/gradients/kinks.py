@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from smelt._torch.schemas import find_overload
+from smelt._torch.library.schemas import find_overload
 from smelt.ir import Value
 from smelt.ops.catalogue.gradients.terms import Number, Term, times, where
 

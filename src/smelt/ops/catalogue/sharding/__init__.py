@@ -12,7 +12,7 @@ from types import MappingProxyType
 from smelt.ir import Node
 from smelt.ops.catalogue.sharding import between, layers, places, pointwise, products, reductions, views
 from smelt.ops.catalogue.sharding.forms import FORMS, WANTS
-from smelt.ops.placements import Correspondence, Rule
+from smelt.ops.ranks.placements import Correspondence, Rule
 from smelt.ops.registry import arguments_of, schema_of
 
 RULES: Mapping[str, Rule] = MappingProxyType(

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from smelt.ir import Arg, Node
-from smelt.ops import collectives as dist
 from smelt.ops.catalogue.sharding.terms import is_known, numbered, tensors
-from smelt.ops.placements import Correspondence, Rule
+from smelt.ops.ranks import collectives as dist
+from smelt.ops.ranks.placements import Correspondence, Rule
 
 _FIRST = (frozenset((0,)),)
 

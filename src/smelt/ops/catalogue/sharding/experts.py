@@ -9,7 +9,7 @@
     aten.index(%y, [%m])                        S(0): as the rows came
 
 Experts that are divided among ranks get their rows: sent from the ranks that have them, or taken of those that all have
-(`ops.expert_rows`). What is computed of rows stays there; whatever needs them elsewhere has them sent back.
+(`ops.ranks.expert_rows`). What is computed of rows stays there; whatever needs them elsewhere has them sent back.
 
 So a mixture of experts is computed where its tokens are, and tokens of a microbatch stay in it: which place a row has
 among all tokens does not matter, as long as nothing but what belongs to rows is computed in between.
@@ -21,11 +21,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from smelt.ir import Arg, Node, TensorType, Value
-from smelt.ops import collectives as dist
 from smelt.ops.catalogue.sharding.forming import Exchange, Form, Parting, call_of, device_of, divided
 from smelt.ops.catalogue.sharding.reductions import OF_COUNTS, PICKS
 from smelt.ops.catalogue.sharding.terms import sizes_of
-from smelt.ops.placements import WHOLE, Order, Partial, Placement, Rows, Shard
+from smelt.ops.ranks import collectives as dist
+from smelt.ops.ranks.placements import WHOLE, Order, Partial, Placement, Rows, Shard
 from smelt.ops.registry import as_call, schema_of
 
 _Found = Sequence[tuple[Value, Placement]] | None

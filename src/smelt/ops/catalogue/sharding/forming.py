@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 
 from smelt.ir import Arg, Device, Node, TensorType, Value
 from smelt.ops.lowering import GraphEmitter
-from smelt.ops.placements import WHOLE, Placement, Shard
+from smelt.ops.ranks.placements import WHOLE, Placement, Shard
 from smelt.ops.registry import arguments_of, schema_of
 
 

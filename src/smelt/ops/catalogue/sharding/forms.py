@@ -10,13 +10,13 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from smelt.ir import Arg, Node, TensorType, Value
-from smelt.ops import collectives as dist
 from smelt.ops.catalogue.gradients.attention import products
 from smelt.ops.catalogue.sharding import experts, places
 from smelt.ops.catalogue.sharding.forming import Form, Parting, call_of, device_of, divided
 from smelt.ops.catalogue.sharding.terms import dims_arg, ones_in_order, sizes_of
 from smelt.ops.lowering import GraphEmitter
-from smelt.ops.placements import WHOLE, Partial, Placement, Replicate, Rows, Shard, offsets
+from smelt.ops.ranks import collectives as dist
+from smelt.ops.ranks.placements import WHOLE, Partial, Placement, Replicate, Rows, Shard, offsets
 from smelt.ops.registry import as_call, schema_of
 
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from smelt.ir import Arg, Node, Value
 from smelt.ops.catalogue.sharding.terms import is_known, numbered, results, sizes_of, tensors
-from smelt.ops.placements import Correspondence, Dim, Dims, Rule
+from smelt.ops.ranks.placements import Correspondence, Dim, Dims, Rule
 
 _BATCH, _HEAD, _INNER, _OUT = Dim("b"), Dim("h"), Dim("k"), Dim("o")
 

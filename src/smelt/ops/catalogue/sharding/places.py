@@ -9,7 +9,7 @@ from types import MappingProxyType
 from smelt.ir import Arg, MemoryFormat, Node, Value
 from smelt.ops.catalogue.sharding.forming import Form, Parting, call_of, divided
 from smelt.ops.catalogue.sharding.terms import dims_arg, is_known, numbered, results, sizes_of, tensors
-from smelt.ops.placements import Correspondence, Dim, Placement, Rule, Shard
+from smelt.ops.ranks.placements import Correspondence, Dim, Placement, Rule, Shard
 
 _FIRST = (frozenset((0,)),)
 _BOTH = (frozenset((0, 1)),)

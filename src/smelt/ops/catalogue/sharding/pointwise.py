@@ -8,7 +8,7 @@ from typing import Final
 
 from smelt.ir import Arg, Node
 from smelt.ops.catalogue.sharding.terms import is_known, results, tensors
-from smelt.ops.placements import Correspondence, Dim, Dims, Rule
+from smelt.ops.ranks.placements import Correspondence, Dim, Dims, Rule
 from smelt.ops.registry import tags_of
 
 _ALSO: Final = frozenset((

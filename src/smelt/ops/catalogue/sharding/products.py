@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from smelt.ir import Arg, Node, Value
 from smelt.ops.catalogue.sharding.terms import is_known, results, sizes_of, tensors
-from smelt.ops.placements import Correspondence, Dim, Dims, Rule
+from smelt.ops.ranks.placements import Correspondence, Dim, Dims, Rule
 
 _EACH = (frozenset((0,)), frozenset((1,)))
 _ROW, _COLUMN, _SUM = Dim("m"), Dim("n"), Dim("k")

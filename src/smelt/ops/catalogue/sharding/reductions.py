@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from smelt.ir import Arg, Node, Value
 from smelt.ops.catalogue.sharding.terms import dims_arg, is_known, numbered, results, sizes_of, tensors
-from smelt.ops.placements import Correspondence, Dim, Dims, Rule
+from smelt.ops.ranks.placements import Correspondence, Dim, Dims, Rule
 
 _FIRST = (frozenset((0,)),)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from smelt.ir import Arg, Device, MemoryFormat, Node, TensorType, TupleType, Value
-from smelt.ops.placements import Dim, Dims, LocalArguments
+from smelt.ops.ranks.placements import Dim, Dims, LocalArguments
 from smelt.ops.record import Emitter
 from smelt.ops.shapes.pointwise import is_dense, pointwise_strides
 from smelt.ops.shapes.views import Layout

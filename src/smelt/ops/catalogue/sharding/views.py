@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from smelt.ir import Arg, Node
 from smelt.ops.catalogue.sharding.terms import dims_arg, is_known, numbered, results, said, sizes_of, tensors
-from smelt.ops.placements import Correspondence, Dim, Dims, Rule
+from smelt.ops.ranks.placements import Correspondence, Dim, Dims, Rule
 
 _ALL = (frozenset((0,)),)
 """What moves elements about takes sums as it takes tensors."""

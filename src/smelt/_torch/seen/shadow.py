@@ -1,0 +1,272 @@
+"""Shadows: tensors with a size, a kind and aliases but no data, and torch's own operators on them, unseen by hooks.
+
+Adapter for FakeTensorMode without symbolic sizes. `available()` is False where torch lacks it; nobody stages then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from smelt._torch.seen import dispatch
+from smelt._torch.seen.light_fake import light_mode, unlogged
+from smelt._torch.seen.plain_fake import plain_shadows
+
+try:
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+except ImportError:  # pragma: no cover - another torch
+    FakeTensor, FakeTensorMode = (), None  # nothing is one
+
+_EnablePythonDispatcher: Any = getattr(torch._C, "_EnablePythonDispatcher", None)
+SymInt, SymFloat, SymBool = torch.SymInt, torch.SymFloat, torch.SymBool
+
+
+def available() -> bool:
+    """Whether this torch can run operators on shadows below a recording at the dispatcher's entry."""
+    return FakeTensorMode is not None and "entry" in dispatch.levels()
+
+
+def _writes(shadow: torch.Tensor) -> int:
+    """How often a shadow was written; inference tensors, which a program may work on throughout, do not count it."""
+    return 0 if shadow.is_inference() else shadow._version
+
+
+class _Real(NamedTuple):
+    """A real tensor with its shadow, and the version that the shadow had at first."""
+
+    tensor: torch.Tensor
+    shadow: torch.Tensor
+    version: int
+
+
+class Shadows:
+    """The shadows of one staged run; tensors over one storage have shadows over one storage."""
+
+    def __init__(self) -> None:
+        self._mode: Any = light_mode(FakeTensorMode)
+        self._plain = plain_shadows(self._mode)
+        self._real: dict[int, _Real] = {}  # by the identity of the shadow
+        self._of: dict[int, torch.Tensor] = {}
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The shadow of a real tensor, always the same one."""
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        known = self._of.get(id(tensor))
+        if known is not None and self._real[id(known)].tensor is tensor:
+            return known
+        with dispatch.unseen():
+            base = tensor._base
+            if base is not None:
+                self.of(base)
+            shadow = self._plain.of(tensor) if base is None and self._plain is not None else None
+            if shadow is None:
+                shadow = self._mode.from_tensor(tensor, static_shapes=True)
+            self._of[id(tensor)] = shadow
+            self._real[id(shadow)] = _Real(tensor, shadow, _writes(shadow))
+        return shadow
+
+    def base_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """What a tensor is a view of: the real tensor, where the shadow of one."""
+        with dispatch.unseen():
+            base = tensor._base
+        real = None if base is None else self._real.get(id(base))
+        return base if real is None else real.tensor
+
+    def version_of(self, tensor: torch.Tensor) -> int:
+        """How often the memory of a tensor was written, on real tensors and on shadows."""
+        with dispatch.unseen():
+            shadow = tensor if isinstance(tensor, FakeTensor) else self._of.get(id(tensor))
+            base = tensor._base if shadow is None else shadow._base
+            if shadow is None:
+                shadow = self._of.get(id(tensor if base is None else base))
+                whole = shadow
+            else:
+                whole = shadow if base is None else base
+            real = None if whole is None else self._real.get(id(whole))
+            if shadow is None or real is None:
+                return tensor._version
+            return real.tensor._version + _writes(shadow) - real.version
+
+    def counts_writes(self, tensor: torch.Tensor) -> bool:
+        """Whether all that an operator does that writes a tensor's elements is done by `note_write`."""
+        shadow = self.of(tensor)
+        return not shadow.is_inference() and getattr(shadow, "constant", None) is None
+
+    def note_write(self, tensor: torch.Tensor) -> None:
+        """An operator writes a tensor's elements, and no more."""
+        torch.autograd.graph.increment_version(self.of(tensor))
+
+    def fresh(self, dtype: torch.dtype, sizes: Any, strides: Any, device: Any, grad: bool = False) -> torch.Tensor:
+        """A shadow of its own memory."""
+        with self.running():
+            made = torch.empty_strided(sizes, strides, dtype=dtype, device=device)
+        return made.requires_grad_() if grad else made
+
+    def admit_symbols(self) -> None:
+        """Let sizes be symbolic numbers; torch's cache of results, which asks torch's own symbols, is not used then."""
+        self._mode.cache_enabled = False
+
+    def direct(self, dtype: torch.dtype, sizes: Any, strides: Any, device: torch.device) -> torch.Tensor | None:
+        """The same without torch's dispatcher, in a third of the time; None where this torch makes shadows otherwise.
+
+        Where nobody sees it, and not inside of `running`.
+        """
+        made = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
+        try:
+            return FakeTensor(self._mode, made, device)
+        except TypeError:  # pragma: no cover - another torch
+            return None
+
+    def view(self, tensor: torch.Tensor, sizes: Any, strides: Any, offset: Any = None) -> torch.Tensor:
+        """A view of a shadow, from its first element on where no offset is given; it knows its base and counts the same
+        writes."""
+        with self.running():
+            return torch.ops.aten.as_strided.default(tensor, sizes, strides, offset)
+
+    def relaid(self, tensor: torch.Tensor, strides: Any) -> torch.Tensor:
+        """A shadow that nobody wrote, in memory of its own with other strides."""
+        if not tensor.requires_grad:
+            return self.fresh(tensor.dtype, tensor.shape, strides, tensor.device)
+        with self.running(), torch.no_grad():
+            tensor.as_strided_(tensor.shape, strides)
+        return tensor
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Operators run on shadows in the block, and nobody sees them."""
+        with unlogged, dispatch.unseen(), self._mode:
+            yield
+
+
+@lru_cache(maxsize=1)
+def names_of_shadows() -> frozenset[str]:
+    """What every shadow has among its attributes. To be asked for before a run that is watched: torch reads files where
+    it makes the first one."""
+    made = Shadows().fresh(torch.float32, (1,), (1,), torch.device("cpu"))
+    return frozenset(object.__getattribute__(made, "__dict__"))
+
+
+def sets_shadows(name: str) -> bool:
+    """Whether torch makes a shadow where it sets an attribute of this name."""
+    return not names_of_shadows().isdisjoint((name, f"_{name}"))
+
+
+def attributes(tensor: torch.Tensor) -> dict[str, Any]:
+    """The attributes that a tensor was given by name, without what makes it a shadow."""
+    held: dict[str, Any] = object.__getattribute__(tensor, "__dict__")
+    if not held or not is_shadow(tensor):
+        return dict(held)
+    names = names_of_shadows()
+    return {name: value for name, value in held.items() if name not in names}
+
+
+def wants_numbers(error: Exception) -> bool:
+    """Whether an operator of C's refused symbolic sizes that torch's Python kernels take."""
+    return _EnablePythonDispatcher is not None and "only concrete integers" in str(error)
+
+
+_NO_KERNEL = tuple(
+    found
+    for name in ("UnsupportedOperatorException", "DynamicOutputShapeException", "DataDependentOutputException")
+    if (found := getattr(sys.modules.get("torch._subclasses.fake_tensor"), name, None)) is not None
+)
+
+
+def has_no_kernel(error: BaseException) -> bool:
+    """Whether torch has no kernel without data for an operator, or none that does without values."""
+    return isinstance(error, _NO_KERNEL)
+
+
+@contextlib.contextmanager
+def pythons_kernels() -> Iterator[None]:
+    """Operators run by torch's Python kernels where it has any, inside of `Shadows.running`."""
+    guard = _EnablePythonDispatcher()
+    try:
+        yield
+    finally:
+        del guard
+
+
+class _Asking(threading.local):
+    """kind: what this thread's program is told to be torch's data-free kind, None for the kind itself."""
+
+    kind: type | None = None
+
+
+class _Package:
+    """`torch._subclasses` while any thread has a stand-in there: the name is looked up by a function.
+
+    Invariant: other threads, and torch itself in any thread, find what is always there. torch's compiler compares the
+    very type of tensors with it, and modules that are imported meanwhile keep what they find.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.users = 0
+
+    def enter(self, package: Any) -> bool:
+        with self.lock:
+            space = vars(package)
+            if self.users == 0:
+                if space.get("FakeTensor") is not FakeTensor or "__getattr__" in space:
+                    return False
+                # Neither order leaves a moment in which the name is missing.
+                package.__getattr__ = _looked_up
+                del package.FakeTensor
+            self.users += 1
+            return True
+
+    def leave(self, package: Any) -> None:
+        with self.lock:
+            self.users -= 1
+            if self.users == 0:
+                package.FakeTensor = FakeTensor
+                del package.__getattr__
+
+
+_asking = _Asking()
+_package = _Package()
+
+
+def _looked_up(name: str) -> Any:
+    if name != "FakeTensor":
+        raise AttributeError(f"module 'torch._subclasses' has no attribute {name!r}")
+    kind = _asking.kind
+    if kind is None:
+        return FakeTensor
+    asks = sys._getframe(1).f_globals.get("__name__", "")
+    return FakeTensor if asks.partition(".")[0] == "torch" else kind
+
+
+@contextlib.contextmanager
+def unrecognized(are: Callable[[Any], bool]) -> Iterator[None]:
+    """Programs that ask whether a tensor is torch's data-free kind, to leave out what reads values, hear no in the
+    block where `are` says so: its value is known. Only this thread's programs do.
+    """
+
+    class Kind(type):
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, FakeTensor) and not are(value)
+
+    package = sys.modules.get("torch._subclasses")
+    if package is None or not _package.enter(package):
+        yield
+        return
+    before, _asking.kind = _asking.kind, Kind("FakeTensor", (), {})
+    try:
+        yield
+    finally:
+        _asking.kind = before
+        _package.leave(package)
+
+
+def is_shadow(tensor: Any) -> bool:
+    """Whether a tensor has no data of its own."""
+    return isinstance(tensor, FakeTensor)

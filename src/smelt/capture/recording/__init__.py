@@ -1,0 +1,4 @@
+"""One native run, recorded: operators, lines, gradients, and from records to a graph.
+
+Read `recorder` first.
+"""

@@ -1,0 +1,197 @@
+"""What an operator gives by trying it on the CPU, where its kernel without data says something else, or refuses.
+
+    _native_multi_head_attention(..., need_weights=False)    no weights: None on the CPU, an empty tensor without data
+    batch_norm(x.mT, ...)                                    row-major on the CPU, laid out as x without data
+
+A call with free sizes is tried at several of them: each size and stride of its results must be one expression of its
+operands' at all of them, and whether there is a result at all must not depend on sizes.
+
+Invariant: nothing of the program's is run or written; the trials run on tensors of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from smelt._torch.seen.dispatch import unseen
+from smelt._torch.seen.shadow import Shadows
+from smelt.capture.dynamic.arithmetic import is_symbolic
+from smelt.capture.dynamic.trace import CaptureTrace
+from smelt.capture.dynamic.values import number_of, sized
+from smelt.capture.staging.fakes.doubts import has_symbols
+from smelt.diag import InternalError
+from smelt.ir import NONE, Arg, TensorType, TupleType, Type, Value, values_in
+from smelt.ir.size_numbers import Size, SizeFloat
+from smelt.ir.size_trace import Division, Rounded, Symbol
+from smelt.ops.convert import dtype_from_torch, dtype_to_torch, from_torch
+from smelt.ops.meta import MOST_TRIED, CannotRun, cpu_outcome
+from smelt.ops.shapes.symbolic import CannotTell, Found, TooLargeError, TypeOf, infer_symbolic, typed
+from smelt.ops.typing import infer
+
+_FEW_ELEMENTS = 1 << 20  # that an operand with free sizes may have in a trial
+
+
+def is_doubtful(result: Any) -> bool:
+    """Whether one of several results is missing, or an empty vector that may stand for a missing one."""
+    if type(result) not in (list, tuple) or len(result) < 2:
+        return False
+    return any(r is None or (isinstance(r, torch.Tensor) and r.dim() == 1 and _is_zero(r.shape[0])) for r in result)
+
+
+def _is_zero(size: Any) -> bool:
+    return type(size) is int and size == 0
+
+
+def by_trial(
+    shadows: Shadows,
+    trace: CaptureTrace | None,
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    is_refused: bool = False,
+) -> Any:
+    """The results of an operator on fake tensors, as the CPU gives them. Raises: CannotTell.
+
+    is_refused: the kernel without data may have asked for values, so several are tried.
+    """
+    types = types_by_trial(trace, name, args, kwargs, is_refused=is_refused)
+    with unseen():
+        grad = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+        made = [_made(shadows, trace, type_, grad) for type_ in types]
+    return made[0] if len(made) == 1 else tuple(made)
+
+
+def types_by_trial(
+    trace: CaptureTrace | None,
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    is_refused: bool = False,
+    most: int | None = None,
+) -> tuple[Type, ...]:
+    """The types of these results, none of which is a view. Raises: CannotTell.
+
+    most: elements that an operand may have in a trial, where it is not worth much.
+    """
+    values: dict[int, Value] = {}
+    with unseen():
+        arguments = tuple(_argument(a, values) for a in args)
+        named = {k: _argument(a, values) for k, a in kwargs.items()}
+        operands = [v.type for v in values.values() if isinstance(v.type, TensorType)]
+        if trace is None or not any(map(has_symbols, (*args, *kwargs.values()))):
+            ask = _OnCpu(is_refused, most or MOST_TRIED)
+            types, shares = _at_once(ask, name, arguments, named, is_typed=most is None)
+        elif not all(isinstance(atom, (Symbol, Division, Rounded)) for atom in trace.atoms):
+            raise CannotTell("a size is computed by code that staging does not follow")
+        else:
+            known = [t.numel for t in operands if all(type(n) is int for n in t.sizes)]
+            ask = _OnCpu(is_refused, most or min(max(known, default=0) + _FEW_ELEMENTS, MOST_TRIED))
+            infer_with = partial(infer_symbolic, trace, name, arguments, named, _type_of, ask)
+            types, shares = _with_ties(infer_with, _alike(trace, operands))
+    if any(shares):
+        raise CannotTell(f"{name} gives a view")
+    return types
+
+
+def _with_ties(infer_with: Callable[[Mapping[str, str]], Found], alike: Mapping[str, str]) -> Found:
+    """What trials tell; where the CPU takes none of them as they are (sizes of two operands must agree, which nobody
+    has asked for yet), what those tell in which as few sizes as need be are equal. Raises: CannotTell.
+    """
+    try:
+        return infer_with({})
+    except CannotTell:
+        if not alike:
+            raise
+    ties = dict(alike)
+    found = infer_with(ties)
+    for name in alike if len(alike) > 1 else ():
+        fewer = {k: v for k, v in ties.items() if k != name}
+        with suppress(CannotTell):
+            found, ties = infer_with(fewer), fewer
+    return found
+
+
+def _alike(trace: CaptureTrace, operands: Sequence[TensorType]) -> dict[str, str]:
+    """Symbols that are sizes of the same dimension of two operands, and equal now: the later by the earlier."""
+    first: dict[tuple[int, int], str] = {}
+    found: dict[str, str] = {}
+    for type_ in operands:
+        for d, size in enumerate(type_.sizes):
+            name = next((n for n, s in trace.symbols.items() if isinstance(size, Size) and s.poly == size.poly), "")
+            if name and isinstance(size, Size):
+                known = first.setdefault((d, size.value), name)
+                if known != name:
+                    found[name] = known
+    return found
+
+
+def _type_of(value: Value) -> Type:
+    return value.type
+
+
+@dataclass(frozen=True, slots=True)
+class _OnCpu:
+    """Asks the CPU. most: elements that an operand may have. Raises: TooLargeError, CannotTell."""
+
+    is_refused: bool
+    most: int
+
+    def __call__(self, name: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], type_of: TypeOf) -> Found:
+        types = [type_of(value) for arg in (*args, *kwargs.values()) for value in values_in(arg)]
+        if any(isinstance(t, TensorType) and t.numel > self.most for t in types):
+            raise TooLargeError
+        try:
+            return cpu_outcome(name, args, kwargs, type_of, is_for_all_data=self.is_refused)
+        except CannotRun as error:
+            raise CannotTell(str(error)) from None
+
+
+def _at_once(ask: _OnCpu, name: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], *, is_typed: bool) -> Found:
+    """is_typed: what is too large to be tried is inferred from types."""
+    try:
+        return ask(name, args, kwargs, _type_of)
+    except TooLargeError:
+        if not is_typed:
+            raise CannotTell(f"the operands of {name} are large") from None
+        try:
+            types = infer(name, args, kwargs)
+        except InternalError as error:
+            raise CannotTell(error.what) from None
+        return types, tuple(frozenset() for _ in types)
+
+
+def _argument(arg: Any, values: dict[int, Value]) -> Any:
+    if isinstance(arg, torch.Tensor):
+        if id(arg) not in values:
+            if arg.layout is not torch.strided or arg.device.type != "cpu":
+                raise CannotTell("an operand is no strided tensor on the CPU")
+            sizes, steps = (tuple(map(number_of, of)) for of in (arg.shape, arg.stride()))
+            type_ = typed(TensorType(dtype_from_torch(arg.dtype), None, None, str(arg.device)), sizes, steps)
+            values[id(arg)] = Value(f"v{len(values)}", type_, None)  # type: ignore[arg-type]
+        return values[id(arg)]
+    if isinstance(arg, (list, tuple)):
+        return tuple(_argument(a, values) for a in arg)
+    number = number_of(arg)
+    if type(number) is SizeFloat:
+        raise CannotTell("an argument is a float that is free")
+    return number if is_symbolic(number) else from_torch(arg)
+
+
+def _made(shadows: Shadows, trace: CaptureTrace | None, type_: Type, grad: bool) -> Any:
+    if type_ == NONE:
+        return None
+    if isinstance(type_, TupleType):
+        return [_made(shadows, trace, t, grad) for t in type_.elements]
+    if not isinstance(type_, TensorType) or not type_.is_static or type_.layout != "strided":
+        raise CannotTell(f"it gives {type_}")
+    dtype = dtype_to_torch(type_.dtype)
+    sizes, steps = ([n if trace is None else sized(trace, n) for n in of] for of in (type_.sizes, type_.steps))
+    return shadows.fresh(dtype, sizes, steps, type_.device, grad and (dtype.is_floating_point or dtype.is_complex))

@@ -1,0 +1,608 @@
+"""What torch's tensors answer Python during a staged run: sizes, elements, truth, indexing with staged numbers.
+
+Invariant: replacements look at the thread, and at whether the program itself asks (`is_live`), so that torch's own
+kernels for shadows and other threads see what is really there.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from numbers import Integral
+from typing import Any
+
+import torch
+
+from smelt._torch.seen.dispatch import is_live, unseen
+from smelt._torch.seen.record_patches import Getter, Patches
+from smelt._torch.seen.shadow import is_shadow, sets_shadows
+from smelt.capture.dynamic.values import is_sized, own
+from smelt.capture.recording.recorder import StateSlot, slot_type
+from smelt.capture.staging import current
+from smelt.capture.staging.fakes.symbols import is_staged, slot_of
+from smelt.capture.staging.flow.stops import CannotMerge
+from smelt.capture.staging.objects.handlers import is_caught
+from smelt.ir import INT, ListType, UnknownDim
+from smelt.ir.size_numbers import MARK
+
+_patches = Patches()
+_NEW = object()
+_NO_MORE = "a graph changes the elements of tensors, and no more"
+
+
+def _session(tensor: Any = None) -> Any:
+    found = current.found()
+    return found if found is not None and is_live() else None
+
+
+def _tainted(session: Any, tensor: Any) -> bool:
+    return bool(session.recorder.slot_of(tensor).family.tainted)
+
+
+def _shape(original: Any) -> Any:
+    def read(self: Any) -> Any:
+        sizes = original.__get__(self, type(self))
+        session = _session()
+        if session is None or session.recorder.slot_of(self) not in session.recorder.varied:
+            return sizes if session is None or session.size_trace is None else torch.Size(session.shown(sizes))
+        return torch.Size([session.size(self, i) for i in range(len(sizes))])
+
+    return Getter(original, read)
+
+
+def _size(what: str) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def size(self: Any, dim: Any = None) -> Any:
+            session = _session()
+            if session is None or session.recorder.slot_of(self) not in session.recorder.varied:
+                found = original(self) if dim is None else original(self, dim)
+                if session is None or session.size_trace is None:
+                    return found
+                return own(found) if dim is not None else type(found)(session.shown(found))
+            if dim is not None:
+                return session.size(self, dim, what)
+            found = [session.size(self, i, what) for i in range(self.dim())]
+            return torch.Size(found) if what == "size" else tuple(found)
+
+        return size
+
+    return make
+
+
+def _is_contiguous(original: Any) -> Any:
+    def is_contiguous(self: Any, memory_format: Any = torch.contiguous_format) -> Any:
+        session = _session()
+        if session is None or session.recorder.slot_of(self) not in session.recorder.varied:
+            return original(self, memory_format=memory_format)
+        return session.is_contiguous(self, memory_format)
+
+    return is_contiguous
+
+
+def _storage_offset(original: Any) -> Any:
+    def storage_offset(self: Any) -> Any:
+        session = _session()
+        if session is None or not _tainted(session, self):
+            return original(self)
+        return session.storage_offset(self)
+
+    return storage_offset
+
+
+def _base(original: Any) -> Any:
+    def read(self: Any) -> Any:
+        found = original.__get__(self, type(self))
+        session = _session()
+        return found if session is None else session.base_of(self)
+
+    return Getter(original, read)
+
+
+def _is_view(original: Any) -> Any:
+    def read(self: Any) -> bool:
+        session = _session()
+        if session is not None:
+            session.check_made_on_all_paths(self)
+        found: bool = original(self)
+        return found
+
+    return read
+
+
+def _version(original: Any) -> Any:
+    def read(self: Any) -> int:
+        found: int = original.__get__(self, type(self))
+        session = _session()
+        return found if session is None else session.version_of(self)
+
+    return Getter(original, read)
+
+
+def _numel(original: Any) -> Any:
+    def numel(self: Any) -> Any:
+        session = _session()
+        return original(self) if session is None else session.numel(self)
+
+    return numel
+
+
+def _nbytes(original: Any) -> Any:
+    def read(self: Any) -> Any:
+        session = _session()
+        if session is None or session.recorder.slot_of(self) not in session.recorder.varied:
+            return original.__get__(self, type(self))
+        return session.numel(self) * self.element_size()
+
+    return Getter(original, read)
+
+
+def _is_open(session: Any, tensor: Any) -> bool:
+    """Whether how a tensor lies follows from data."""
+    slot = session.recorder.slot_of(tensor)
+    return slot in session.recorder.varied and slot_type(slot).strides is not None
+
+
+def _contiguous(original: Any) -> Any:
+    def contiguous(self: Any, *args: Any, **kwargs: Any) -> Any:
+        session = _session()
+        if session is None or not _is_open(session, self):
+            return original(self, *args, **kwargs)
+        # torch's method asks the shadow only, and calls no operator where that lies so.
+        return torch.ops.aten.contiguous.default(self, *args, **kwargs)
+
+    return contiguous
+
+
+def _len(original: Any) -> Any:
+    def length(self: Any) -> Any:
+        session = _session()
+        if session is None or self.dim() == 0:
+            return original(self)
+        if session.size_trace is None and session.recorder.slot_of(self) not in session.recorder.varied:
+            return original(self)
+        found = session.size(self, 0)
+        return int(found)
+
+    return length
+
+
+def _item(original: Any) -> Any:
+    def item(self: Any) -> Any:
+        session = _session()
+        return session.item(self) if session is not None and _tainted(session, self) else original(self)
+
+    return item
+
+
+def _truth(original: Any) -> Any:
+    def truth(self: Any) -> Any:
+        session = _session()
+        if session is None or not _tainted(session, self):
+            return original(self)
+        from smelt.capture.staging.flow.branches import condition  # noqa: PLC0415
+
+        known = session.known_value(self)
+        if known is not None:
+            return bool(known)
+        return session.decide(condition(session, self))
+
+    return truth
+
+
+def _number(kind: type) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def convert(self: Any) -> Any:
+            session = _session()
+            if session is None or not _tainted(session, self):
+                return original(self)
+            session.want_converted()
+            return kind(session.item(self))
+
+        return convert
+
+    return make
+
+
+def _tolist(original: Any) -> Any:
+    def tolist(self: Any) -> Any:
+        session = _session()
+        if session is None or not _tainted(session, self):
+            return original(self)
+        type_ = slot_type(session.recorder.slot_of(self))
+        if not type_.is_static or type_.numel > 256:
+            session.cannot(f"the elements of a tensor {type_} become a list", "there are too many, or unknown ones")
+        return _nested(session, self)
+
+    return tolist
+
+
+def _nested(session: Any, tensor: Any) -> Any:
+    if tensor.dim() == 0:
+        return session.item(tensor)
+    return [_nested(session, torch.select(tensor, 0, i)) for i in range(tensor.shape[0])]
+
+
+def _text(original: Any) -> Any:
+    def text(self: Any, *args: Any, **kwargs: Any) -> Any:
+        session = _session()
+        if session is None or not _tainted(session, self):
+            return original(self, *args, **kwargs)
+        session.want_converted()
+        return session.cannot("a tensor becomes text", "code that is not converted formats it")
+
+    return text
+
+
+def _contains(original: Any) -> Any:
+    def contains(self: Any, item: Any) -> Any:
+        session = _session()
+        if session is None or not _tainted(session, self):
+            return original(self, item)
+        return bool(session.item((item == self).any()))
+
+    return contains
+
+
+def _iter(original: Any) -> Any:
+    def iterate(self: Any) -> Any:
+        session = _session()
+        if session is not None and self.dim():
+            size = slot_type(session.recorder.slot_of(self)).shape
+            if size is None or not isinstance(size[0], int):
+                session.want_converted()
+                if size is None or isinstance(size[0], UnknownDim):
+                    session.cannot("a tensor is iterated over whose first size depends on data")
+        return original(self)
+
+    return iterate
+
+
+# --- indexing --------------------------------------------------------------------------------------------------------
+
+
+def _getitem(original: Any) -> Any:
+    def getitem(self: Any, key: Any) -> Any:
+        session = _session()
+        if session is not None:
+            key = _with_tensors(session, key)
+        if session is None or not _needs_care(session, self, key):
+            with _indexing(session, key):
+                return original(self, key)
+        view, rest = _basic(session, self, key)
+        return view if rest is None else original(view, rest)
+
+    return getitem
+
+
+def _setitem(original: Any) -> Any:
+    def setitem(self: Any, key: Any, value: Any) -> None:
+        session = _session()
+        if session is not None:
+            key = _with_tensors(session, key)
+        if session is None or not (_needs_care(session, self, key) or is_staged(value) or is_sized(value)):
+            indices = key if isinstance(key, tuple) else (key,)
+            if session is not None and _is_one_by_chance(session, value) and all(map(torch.is_tensor, indices)):
+                # C drops leading sizes of 1 from what is put, and this one is the data's.
+                self.index_put_(indices, value)
+                return
+            with _indexing(session, key):
+                original(self, key, value)
+            return
+        view, rest = _basic(session, self, key)
+        if is_staged(value):
+            value = torch.scalar_tensor(value, dtype=view.dtype)
+        if rest is not None:
+            original(view, rest, torch.scalar_tensor(value, dtype=view.dtype) if is_sized(value) else value)
+        elif isinstance(value, torch.Tensor):
+            view.copy_(value.expand(view.shape) if value.dim() <= view.dim() else value.reshape(view.shape))
+        else:
+            view.fill_(value)
+
+    return setitem
+
+
+def _is_one_by_chance(session: Any, value: Any) -> bool:
+    """Whether this is a tensor whose first size is 1 in this run, and follows from data."""
+    if not isinstance(value, torch.Tensor) or session.recorder.slot_of(value) not in session.recorder.varied:
+        return False
+    with unseen():  # asks what is there
+        return value.dim() > 0 and value.shape[0] == 1
+
+
+@contextlib.contextmanager
+def _indexing(session: Any, key: Any) -> Iterator[None]:
+    """Several indices at once: torch passes over slices of the whole where it knows the sizes, and so do we.
+
+    Raises: CannotStage where the program catches an error whose text has a size that is free.
+    """
+    if session is None or session.size_trace is None:
+        yield
+        return
+    before = session.recorder.is_indexing
+    session.recorder.is_indexing = before or isinstance(key, tuple)
+    try:
+        yield
+    except IndexError as error:
+        if MARK in str(error) and is_caught(session):
+            session.cannot("an index raises what is caught", "its text names sizes that are free")
+        raise
+    finally:
+        session.recorder.is_indexing = before
+
+
+def _with_tensors(session: Any, key: Any) -> Any:
+    """A key in which a list or tuple of numbers that depend on data is a tensor, which is what torch makes of it, and a
+    byte without dimensions the mask that it is to torch.
+    """
+    if type(key) is tuple:
+        return tuple(_with_tensor(session, item) for item in key)
+    # A list that holds tensors or lists is a tuple to torch.
+    is_plain = type(key) is list and not any(isinstance(item, (torch.Tensor, list, tuple)) for item in key)
+    return _with_tensor(session, key) if is_plain or isinstance(key, torch.Tensor) else key
+
+
+def _with_tensor(session: Any, item: Any) -> Any:
+    if isinstance(item, torch.Tensor) and item.dtype == torch.uint8 and not item.dim() and _tainted(session, item):
+        return item != 0
+    if type(item) not in (list, tuple) or not item or not _is_of_numbers(item) or not _holds_data(session, item):
+        return item
+    return torch.stack([_as_tensor(session, part) for part in item])
+
+
+def _as_tensor(session: Any, item: Any) -> torch.Tensor:
+    if type(item) in (list, tuple):
+        return torch.stack([_as_tensor(session, part) for part in item])
+    if isinstance(item, torch.Tensor):
+        return item if item.dtype == torch.int64 else item.to(torch.int64)
+    return torch.scalar_tensor(item, dtype=torch.int64)
+
+
+def _is_of_numbers(item: Any) -> bool:
+    """Whether this is a whole number (one in a tensor, or staged), or a list or tuple of some however deep."""
+    if type(item) in (list, tuple):
+        return bool(item) and all(map(_is_of_numbers, item))
+    if isinstance(item, torch.Tensor):
+        return item.dim() == 0 and _is_index(item)
+    return type(item) is int or (is_staged(item) and slot_of(item).type == INT)
+
+
+def _holds_data(session: Any, item: Any) -> bool:
+    if type(item) in (list, tuple):
+        return any(_holds_data(session, part) for part in item)
+    return is_staged(item) or (isinstance(item, torch.Tensor) and _tainted(session, item))
+
+
+def _needs_care(session: Any, tensor: Any, key: Any) -> bool:
+    """Whether C would need a number for what depends on data: staged indices, slices of unknown sizes; and places
+    among items, which it compares with how many there are in this run.
+    """
+    keys = key if isinstance(key, tuple) else (key,)
+    varied = session.recorder.slot_of(tensor) in session.recorder.varied
+    for item in keys:
+        if is_staged(item) or is_sized(item) or (varied and _is_place(item)):
+            return True
+        if isinstance(item, slice) and (varied or any(map(is_staged, (item.start, item.stop, item.step)))):
+            return True
+        if isinstance(item, torch.Tensor) and item.dim() == 0 and _is_index(item) and _tainted(session, item):
+            return True
+        if isinstance(item, slice) and any(isinstance(b, torch.Tensor) for b in (item.start, item.stop, item.step)):
+            return True
+    return False
+
+
+def _is_place(item: Any) -> bool:
+    """Whether this is a whole number, Python's or NumPy's."""
+    return isinstance(item, Integral) and not isinstance(item, bool)
+
+
+def _is_of_ints(item: Any) -> bool:
+    """Whether this is an int, or a list of them however deep."""
+    return all(map(_is_of_ints, item)) if type(item) is list else type(item) is int
+
+
+def _is_index(item: torch.Tensor) -> bool:
+    return item.dtype in (torch.int64, torch.int32, torch.int16, torch.int8)
+
+
+def _basic(session: Any, tensor: Any, key: Any) -> tuple[Any, Any]:
+    """The view that the numbers and slices of a key stand for, and what is left of the key (None: nothing)."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    used = sum(1 if not isinstance(k, torch.Tensor) or not _is_mask(k) else k.dim() for k in keys
+               if k is not None and k is not Ellipsis)  # fmt: skip
+    if not any(k is Ellipsis for k in keys):
+        keys.append(Ellipsis)
+    dim, view = 0, tensor
+    rest: list[Any] = []
+    for item in keys:
+        if item is Ellipsis:
+            for _ in range(tensor.dim() - used):
+                rest.append(slice(None))
+                dim += 1
+        elif item is None:
+            view = view.unsqueeze(dim)
+            rest.append(slice(None))
+            dim += 1
+        elif isinstance(item, slice):
+            bounds = [_index(session, b) for b in (item.start, item.stop, item.step)]
+            if any(bound is not None for bound in bounds):
+                view = torch.ops.aten.slice.Tensor(view, dim, *bounds[:2], 1 if bounds[2] is None else bounds[2])
+            rest.append(slice(None))
+            dim += 1
+        elif isinstance(item, torch.Tensor) and not (item.dim() == 0 and _is_index(item)):
+            rest.append(item)
+            dim += item.dim() if _is_mask(item) else 1
+        elif type(item) is list and _is_of_ints(item):
+            rest.append(torch.tensor(item, dtype=torch.int64))  # which is what torch makes of it
+            dim += 1
+        elif is_staged(item) and slot_of(item).type == ListType(INT):
+            rest.append(session.emit("py.call", "torch.LongTensor", item))
+            dim += 1
+        elif not (_is_place(item) or isinstance(item, torch.Tensor) or is_staged(item)):
+            session.cannot(f"a tensor is indexed with a {type(item).__qualname__} beside what depends on data")
+        else:
+            view = torch.select(view, dim, _index(session, item))
+    return view, tuple(rest) if any(isinstance(r, torch.Tensor) for r in rest) else None
+
+
+def _is_mask(item: torch.Tensor) -> bool:
+    return item.dtype in (torch.bool, torch.uint8)
+
+
+def _index(session: Any, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return session.item(value) if _tainted(session, value) else int(value)
+    return int(value) if _is_place(value) and not (is_staged(value) or is_sized(value)) else value
+
+
+def _differentiating(name: str) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def differentiate(*args: Any, **kwargs: Any) -> Any:
+            session = _session()
+            if session is None:
+                return original(*args, **kwargs)
+            return getattr(session.gradients, name)(session, args, kwargs)
+
+        return differentiate
+
+    return make
+
+
+def _grad(original: Any) -> Any:
+    def read(self: Any) -> Any:
+        session = _session()
+        if session is None:
+            return original.__get__(self, type(self))
+        return session.gradients.of(self, lambda: original.__get__(self, type(self)))
+
+    return Getter(original, read)
+
+
+def _print(original: Any) -> Any:
+    def show(*args: Any, **kwargs: Any) -> None:
+        session = _session()
+        if session is None:
+            original(*args, **kwargs)
+            return
+        from smelt.capture.staging.calls import _print as record  # noqa: PLC0415
+
+        record(session, None, args, kwargs)
+
+    return show
+
+
+def _warn(original: Any) -> Any:
+    def warn(*args: Any, **kwargs: Any) -> None:
+        session = current.found()
+        if session is None:
+            kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1 if len(args) < 3 else args[2] + 1
+            original(*args[:2], **kwargs)
+        elif is_live():  # else torch says something of a shadow
+            from smelt.capture.staging.warned import record_warning  # noqa: PLC0415
+
+            record_warning(session, *args, **kwargs)
+
+    return warn
+
+
+def _stays_as_it_is(self: Any, name: str, value: Any = _NEW) -> None:
+    """Python is about to change a tensor itself, beside its elements (`p.data = y`, `p.grad = y`, a hook on it).
+
+    The tensors from outside of a staged run are the user's own, on each way that is tried. Others are made anew on each
+    way that parts after them, but for those in which an arm or a loop finds them; attributes by name are put back.
+
+    Raises: CannotStage for these, unless nothing changes.
+    """
+    session = _session()
+    if session is None or not isinstance(self, torch.Tensor) or _is_made(self, name):
+        return
+    if name in ("grad", "requires_grad") and value is not _NEW and getattr(self, name) is value:
+        return
+    if name == "data" and value is self:  # as `module.to(dtype)` sets it where there is nothing to do
+        return
+    if _is_from_outside(session.recorder, self):
+        session.cannot(f"`{name}` of a tensor from outside is set", _NO_MORE)
+    is_noted = name != "data"  # else the recorder refuses it
+    if is_noted and _is_of_torch(type(self), name) and session.snapshots and session.snapshots[-1].reached(self):
+        raise CannotMerge(f"`{name}` of a tensor is set on one path only", _NO_MORE, session.site())
+
+
+def _is_from_outside(recorder: Any, tensor: torch.Tensor) -> bool:
+    """Whether the run found a tensor; it may have written to it since, which makes it another value of the graph."""
+    if id(tensor) in recorder.roots.entries:
+        return True
+    return isinstance(recorder.slot_of(tensor), StateSlot) or any(slot.ref() is tensor for slot in recorder.inputs)
+
+
+def _is_made(tensor: torch.Tensor, name: str) -> bool:
+    """Whether torch makes a fake tensor where it sets an attribute."""
+    return is_shadow(tensor) and sets_shadows(name)
+
+
+def _is_of_torch(cls: type, name: str) -> bool:
+    """Whether what tensors of a class have by a name is no attribute in their own dictionary."""
+    found = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+    return hasattr(type(found), "__set__") or callable(found)
+
+
+def _setattr(original: Any) -> Any:
+    def setattr_(self: Any, name: str, value: Any) -> None:
+        session = _session() if name == "grad" else None
+        if session is not None and id(self) in session.recorder.roots.entries:
+            session.gradients.put(session, self, value)
+            return
+        _stays_as_it_is(self, name, value)
+        original(self, name, value)
+
+    return setattr_
+
+
+def _delattr(original: Any) -> Any:
+    def delattr_(self: Any, name: str) -> None:
+        _stays_as_it_is(self, name)
+        original(self, name)
+
+    return delattr_
+
+
+def _requires_grad(original: Any) -> Any:
+    def requires_grad_(self: Any, requires_grad: bool = True) -> Any:
+        _stays_as_it_is(self, "requires_grad", requires_grad)
+        return original(self, requires_grad)
+
+    return requires_grad_
+
+
+def _hooked(original: Any) -> Any:
+    def register(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _stays_as_it_is(self, original.__name__)
+        return original(self, *args, **kwargs)
+
+    return register
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """Tensors answer for the session of this thread in the block."""
+    tensor = torch.Tensor
+    made: dict[str, Callable[[Any], Any]] = {
+        "shape": _shape, "size": _size("size"), "stride": _size("stride"), "numel": _numel, "nelement": _numel,
+        "nbytes": _nbytes,
+        "__len__": _len, "item": _item, "__bool__": _truth, "__int__": _number(int), "__float__": _number(float),
+        "__index__": _number(int), "__complex__": _number(complex), "tolist": _tolist, "__repr__": _text,
+        "__format__": _text, "__str__": _text, "__contains__": _contains, "__iter__": _iter, "__getitem__": _getitem,
+        "__setitem__": _setitem, "is_contiguous": _is_contiguous, "contiguous": _contiguous,
+        "storage_offset": _storage_offset, "__setattr__": _setattr, "__delattr__": _delattr,
+        "grad": _grad, "_base": _base, "_is_view": _is_view, "_version": _version, "requires_grad_": _requires_grad,
+        "register_hook": _hooked, "retain_grad": _hooked,
+        "register_post_accumulate_grad_hook": _hooked,
+    }  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        for name, make in made.items():
+            stack.enter_context(_patches.replaced(tensor, name, make))
+        stack.enter_context(_patches.replaced(builtins, "print", _print))
+        stack.enter_context(_patches.replaced(warnings, "warn", _warn))
+        for name in ("backward", "grad"):
+            stack.enter_context(_patches.replaced(torch.autograd, name, _differentiating(name)))
+        yield

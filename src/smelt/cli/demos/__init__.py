@@ -1,0 +1,4 @@
+"""What `smelt demo` runs and shows.
+
+Read `demo` first.
+"""

@@ -1,0 +1,4 @@
+"""Operations on vectors, as torch means them, and vector math of our own.
+
+Read `lanes`, then `vmath`.
+"""

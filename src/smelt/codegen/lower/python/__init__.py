@@ -1,0 +1,4 @@
+"""What a plan leaves to Python, and Python's own numbers and lists in it.
+
+Read `python_nodes` first.
+"""

@@ -1,0 +1,4 @@
+"""Programs with gradients: a graph as one node of autograd.
+
+Read `trainable` first.
+"""

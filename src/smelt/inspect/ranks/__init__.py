@@ -1,0 +1,1 @@
+"""Programs on many ranks, as text and pages."""

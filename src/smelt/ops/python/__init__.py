@@ -1,0 +1,4 @@
+"""Operators of Python's own values, `py.*`.
+
+Read `python_ops` first.
+"""

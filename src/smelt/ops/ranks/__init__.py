@@ -1,0 +1,4 @@
+"""Operators between ranks, `dist.*`, and how tensors are divided.
+
+Read `collectives` first.
+"""

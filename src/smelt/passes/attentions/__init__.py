@@ -1,0 +1,4 @@
+"""Attention that is spelled out, as one operator.
+
+Read `attention` first.
+"""

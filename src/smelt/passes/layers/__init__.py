@@ -1,0 +1,4 @@
+"""Whole layers and composites in simpler operators.
+
+Read `decompose` first.
+"""

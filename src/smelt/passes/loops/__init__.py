@@ -1,0 +1,4 @@
+"""Loops, and what moves out of them.
+
+Read `hoist_invariants` first.
+"""

@@ -1,0 +1,4 @@
+"""Values instead of mutation.
+
+Read `functionalize` first.
+"""

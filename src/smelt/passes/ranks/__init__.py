@@ -1,0 +1,4 @@
+"""Graphs of one rank: what is sent when.
+
+Read `overlap` first.
+"""

@@ -1,0 +1,4 @@
+"""What must hold for a recorded program to stand for a call.
+
+Read `guards` first.
+"""

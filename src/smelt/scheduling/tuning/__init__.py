@@ -1,0 +1,4 @@
+"""Measured choices: knobs of scheduling functions, and the search over them.
+
+Read `tuning` first.
+"""
