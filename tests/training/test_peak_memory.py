@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch import nn
 
 import smelt
 from smelt.capture.recording import gradients
+from smelt.diag import idle_memory
 from smelt.runtime.plan import Aside, Empty
 
 Tensor = torch.Tensor
@@ -270,6 +272,26 @@ def test_code_that_ran_once_leaves_the_process_unless_somebody_wrote_into_it(tmp
     gone, back = map(int, run.stdout.split())
     assert gone > 32 << 20  # torch's alone are more
     assert 0 < back < gone
+
+
+def test_freed_memory_is_counted_only_where_much_has_come_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed: list[int] = []
+    counted: list[int] = []
+    free, resident = iter((100, 40, 30)), [1000]
+
+    def count() -> SimpleNamespace:
+        counted.append(resident[0])
+        return SimpleNamespace(free=next(free))
+
+    monkeypatch.setattr(idle_memory, "MUCH_NBYTES", 50)
+    monkeypatch.setattr(idle_memory, "_used_nbytes", 0)
+    monkeypatch.setattr(idle_memory, "_resident_nbytes", lambda: resident[0])
+    monkeypatch.setattr(idle_memory, "_allocator", lambda: (count, lambda pad: trimmed.append(resident[0])))
+    idle_memory.give_back_freed_memory()
+    assert (counted, trimmed) == ([1000], [1000])
+    for resident[0] in (1049, 1060, 1069, 1070):  # at 1060, 40 are free: 1020 were in use
+        idle_memory.give_back_freed_memory()
+    assert (counted, trimmed) == ([1000, 1060, 1070], [1000])
 
 
 PEAK = """

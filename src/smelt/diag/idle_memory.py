@@ -50,9 +50,21 @@ def _allocator() -> tuple[Callable[[], _MallocInfo], Callable[[int], int]] | Non
 
 def give_back_freed_memory() -> None:
     """Have the system take back what is free amid the C library's heap, where that is much."""
-    allocator = _allocator()
-    if allocator is not None and allocator[0]().free >= MUCH_NBYTES:
-        allocator[1](0)
+    global _used_nbytes
+    resident, allocator = _resident_nbytes(), _allocator()
+    # To count what is free takes a look at each free block: milliseconds in a process that is old and large.
+    if allocator is None or resident is None or resident - _used_nbytes < MUCH_NBYTES:
+        return
+    ask, trim = allocator
+    free = ask().free
+    if free >= MUCH_NBYTES:
+        trim(0)
+        resident, free = _resident_nbytes() or resident, 0
+    _used_nbytes = resident - free
+
+
+_used_nbytes = 0
+"""What was resident and not free at the last count: no more can have become free since than what came on top."""
 
 
 def give_back_code() -> None:
@@ -72,9 +84,18 @@ _left_nbytes = 0
 
 def _nbytes_of_files() -> int | None:
     """What is resident of mapped files; None where the system does not say."""
+    return _statm(2)
+
+
+def _resident_nbytes() -> int | None:
+    """What of the process is resident; None where the system does not say."""
+    return _statm(1)
+
+
+def _statm(field: int) -> int | None:
     try:
         with open("/proc/self/statm", encoding="ascii") as statm:
-            return int(statm.read().split()[2]) * mmap.PAGESIZE
+            return int(statm.read().split()[field]) * mmap.PAGESIZE
     except (OSError, IndexError, ValueError):
         return None
 
