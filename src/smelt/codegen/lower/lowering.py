@@ -16,7 +16,7 @@ import torch
 from smelt.analysis import alias_analysis
 from smelt.codegen.fusion.groups import has_numbers
 from smelt.codegen.fusion.rules.parts import writes_parts
-from smelt.codegen.llvm.isa import is_for_elsewhere
+from smelt.codegen.llvm.isa import host_isa, is_for_elsewhere
 from smelt.codegen.llvm.walkers.executor import executor_object
 from smelt.codegen.lower.context import Context, cannot_lower
 from smelt.codegen.lower.expects import lower_expect
@@ -184,12 +184,13 @@ def lower(
 
     _check(graph)
     rows = with_rows(graph)
-    known = padded(rows)
+    own = options or Options()
+    known = padded(rows, layers=own.own_kernels and host_isa() is not None and own.numerics != "eager-library")
     if known is not rows:
         # Memory that is longer than what it holds is each value's own, so that this is not seen any more.
         refuse_shared(rows)
     graph, chosen = with_choices(with_parts(hoisted(with_own_constants(known))))
-    ctx = Context(graph, state, options or Options())
+    ctx = Context(graph, state, own)
     ctx.compiler = compiler(ctx.options)
     ctx.told.update(choice.which for choice in chosen.values())
     ctx.set_free(layouts.free)

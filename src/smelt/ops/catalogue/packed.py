@@ -137,5 +137,7 @@ PACKED: tuple[OpRecord, ...] = (
     _layer("rnn_tanh", 1, 1),
     _layer("rnn_relu", 1, 1),
 )  # fmt: skip
+PACKED_LAYERS = {f"aten.{name}.data": f"rnn.{name.removeprefix('rnn_')}" for name in SOURCES}
+"""Layers over packed sequences, each with the operator of its steps."""
 OF_PACKED = frozenset(record.name for record in PACKED)
 """Of these there are library calls only, however much is known of sizes."""

@@ -32,11 +32,15 @@ class _Weights:
 
 
 def lower_layer(b: Emitter, call: Call, op: str) -> tuple[Arg, ...] | None:
-    """By layers; not where something is dropped between them, and not for other dtypes than f32 and f64."""
-    cell = CELLS[op]
+    """By layers; not where something is dropped between them, and not for other dtypes than f32 and f64.
+
+    Of packed sequences the input is their rows, one step behind the other, and `batch_sizes` how many each step has.
+    """
+    cell, counts = CELLS[op], call.get("batch_sizes")
     states = call["hx"] if cell.states > 1 else (call["hx"],)
-    x, params = call["input"], call["params"]
-    flags = [call[name] for name in ("has_biases", "num_layers", "bidirectional", "batch_first")]
+    x, params = call["input" if counts is None else "data"], call["params"]
+    flags = [call[name] for name in ("has_biases", "num_layers", "bidirectional")]
+    flags.append(call["batch_first"] if counts is None else False)
     if drops(call) or not isinstance(states, tuple) or not isinstance(params, tuple):
         return None
     operands = (x, *states, *params)
@@ -45,7 +49,11 @@ def lower_layer(b: Emitter, call: Call, op: str) -> tuple[Arg, ...] | None:
     if not all(isinstance(flag, int) for flag in flags) or len(states) != cell.states:
         return None
     types = [tensor_type(v) for v in operands]
-    if types[0].rank != 3 or types[0].dtype not in _FLOATS or any(t.dtype is not types[0].dtype for t in types):
+    if (
+        types[0].rank != (3 if counts is None else 2)
+        or types[0].dtype not in _FLOATS
+        or any(t.dtype is not types[0].dtype for t in types)
+    ):
         return None
     has_biases, layers, both, batch_first = flags
     directions = 2 if both else 1
@@ -59,7 +67,7 @@ def lower_layer(b: Emitter, call: Call, op: str) -> tuple[Arg, ...] | None:
         gates = _products(b, x, weights[begin:end], op)
         if batch_first and layer == 0:
             gates = b.call("aten.transpose.int", gates, 0, 1)
-        x, *after = _steps(b, gates, weights[begin:end], first, None, op)
+        x, *after = _steps(b, gates, weights[begin:end], first, counts, op)
         last.append(tuple(after))
     ends = [b.call("aten.cat.default", each) if layers > 1 else each[0] for each in zip(*last, strict=True)]
     return (b.call("aten.transpose.int", x, 0, 1) if batch_first else x, *ends)

@@ -5,8 +5,11 @@ How much will count is not known. Invariant: what padding costs is bounded by wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from smelt.ir import Node, TensorType, Value
 from smelt.ir.sizes import value
+from smelt.ops.catalogue.packed import PACKED_LAYERS
 from smelt.ops.record import Trait
 from smelt.ops.sets import PRODUCTS, where
 
@@ -22,6 +25,14 @@ _SLOW = where(Trait.ONE_BY_ONE) | {"aten.nonzero_static.default"}
 def saved_ns(nodes: int) -> float:
     """What so many operators on exact tensors would take to be called."""
     return _CALLS_NS + _CALL_NS * nodes
+
+
+def added_ns(node: Node, made: Sequence[Node]) -> float:
+    """What it takes to compute the nodes that stand for a node.
+
+    Nothing for a recurrent layer, whose steps pass by what does not count: its products take the library no less.
+    """
+    return 0.0 if node.op in PACKED_LAYERS else sum(map(work_ns, made))
 
 
 def copy_ns(type_: TensorType) -> float:

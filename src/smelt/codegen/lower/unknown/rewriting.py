@@ -16,7 +16,7 @@ from collections.abc import Hashable, Sequence
 
 from smelt.codegen.lower.unknown.branches import rewrite_branch
 from smelt.codegen.lower.unknown.carried import Carried
-from smelt.codegen.lower.unknown.cost import saved_ns, work_ns
+from smelt.codegen.lower.unknown.cost import added_ns, saved_ns
 from smelt.codegen.lower.unknown.facts import Facts, known_outcome
 from smelt.codegen.lower.unknown.forms import Exact, check, has_unknown, is_by_columns, sweep, tensor_type
 from smelt.codegen.lower.unknown.rules import rule_for
@@ -40,23 +40,32 @@ from smelt.ir import (
     may_hold_tensor,
     values_in,
 )
+from smelt.ops.catalogue.packed import OF_PACKED, PACK
 from smelt.ops.effects import aliases, effects
 from smelt.ops.record import Trait
 from smelt.ops.registry import arguments_of, schema_of
 from smelt.ops.sets import where
 
 _MOST_ATTEMPTS = 24
-_SOURCES = where(Trait.SIZED_BY_RUN) | {"aten.argwhere.default", "aten.nonzero_numpy.default", "aten.where.default"}
+_SOURCES = where(Trait.SIZED_BY_RUN) | {
+    "aten.argwhere.default",
+    "aten.nonzero_numpy.default",
+    "aten.where.default",
+    PACK,
+}
 """Operators whose results may be as long as data say."""
 _OF_STRIDES = where(Trait.OWN_STRIDES) | {"aten.argwhere.default"}
 """What gives rows that lie one column after the other even where there are none: strides of 1 and 0."""
 
 
-def padded(graph: Graph) -> Graph:
-    """The graph with known sizes as far as that goes; the graph itself where nothing is gained."""
+def padded(graph: Graph, *, layers: bool = True) -> Graph:
+    """The graph with known sizes as far as that goes; the graph itself where nothing is gained.
+
+    layers: recurrent layers over packed sequences may become steps of our own.
+    """
     if not any(_is_source(node) for node in graph.walk()):
         return graph
-    exact: set[Hashable] = set()
+    exact: set[Hashable] = set() if layers else {node for node in graph.walk() if node.op in OF_PACKED}
     for _ in range(_MOST_ATTEMPTS):
         rewriting = Rewriting(graph, exact)
         try:
@@ -198,7 +207,7 @@ class Rewriting:
         for held, result in zip(found, node.results, strict=True):
             self.held[result] = held
             self.note_bounds(held)
-        self.padded.append((node, sum(map(work_ns, self.emit.added[first:]))))
+        self.padded.append((node, added_ns(node, self.emit.added[first:])))
         return True
 
     def _lies_as_told(self, node: Node) -> bool:

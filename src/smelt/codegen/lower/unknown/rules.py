@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from smelt.codegen.lower.unknown import rows, selecting, views
+from smelt.codegen.lower.unknown import packing, rows, selecting, views
 from smelt.codegen.lower.unknown.selecting import counts_of
 from smelt.codegen.lower.unknown.splitting import join_along, split
 from smelt.codegen.lower.unknown.values import (
@@ -30,6 +30,7 @@ from smelt.codegen.lower.unknown.values import (
 from smelt.codegen.lower.unknown.views import dim_of
 from smelt.ir import Arg, MemoryFormat, Node, TensorType, Value, map_values
 from smelt.ops.catalogue.indexing import BY_INDEX
+from smelt.ops.catalogue.packed import PACK, PACKED_LAYERS, PAD
 from smelt.ops.raises import is_division
 from smelt.ops.record import Trait
 from smelt.ops.registry import overload, tags_of
@@ -306,6 +307,10 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("aten.linear.default", "aten.mm.default", "aten.matmul.default", "aten.addmm.default"), rows.product
     ),
+    # packed sequences
+    PACK: packing.pack,
+    PAD: packing.pad,
+    **dict.fromkeys(PACKED_LAYERS, packing.run),
     # what asks, what makes tensors, lists
     **dict.fromkeys(("aten.sym_size.int", "aten.size.int", "py.len"), _size),
     **dict.fromkeys(("aten.sym_numel.default", "aten.numel.default"), _numel),
