@@ -21,8 +21,8 @@ from smelt.compiler.object.compiled_dispatch import Dispatcher, _slow
 from smelt.compiler.object.compiled_native import native_entry
 from smelt.diag import Options
 from smelt.ir import parse
+from smelt.runtime.encoding.entry_table import Kind
 from smelt.runtime.entering.entry import Counters, Target
-from smelt.runtime.entering.entry_table import Kind
 from smelt.runtime.executable import Executable
 from smelt.runtime.guarding.guards import GuardSet, NumberForm, SizeCheck, TensorForm
 from tests.codegen.harness import lookup_in, machine_code

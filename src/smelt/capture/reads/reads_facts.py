@@ -66,29 +66,8 @@ RawRead = tuple[Any, str, Any, Site | None]
 class Read(NamedTuple):
     """One fact of the world outside the program that must hold for a run to go the same way.
 
-    kind: how to check it again (`value` is what was seen):
-        "item"      owner[key] is value; owner is a namespace (an object's __dict__, a module's globals, a registry)
-        "absent"    key is not in owner (a namespace)
-        "attr"      getattr(owner, key) is value (slots and other C-held attributes)
-        "unset"     the class `owner` itself has no attribute key
-        "static"    what the class `owner` holds under key, its bases included, is value (MISSING: nothing)
-        "cell"      owner.cell_contents is value
-        "content"   the container owner holds value (a shallow copy)
-        "class"     the class owner's own attributes are value (a dict), but for those that key names
-        "special"   the class owner has the bases and names of value (a dict), and of its own attributes those that key
-                    names (MISSING: not there)
-        "annotation"  the function or class owner itself holds value as `key`, __annotations__ or __annotate__ (MISSING:
-                    not computed)
-        "function"  (owner.__code__, owner.__defaults__, owner.__kwdefaults__) is value
-        "object"    (type(owner), owner.__dict__) is value
-        "module"    calling the nn.Module owner finds value: (type, __dict__, its tables of hooks, the methods it
-                    shadows as {name: value}); that the tables are as they were is a "content" each
-        "context"   the context variable owner holds value (MISSING: nothing)
-        "cached"    the functools.lru_cache owner holds these very tensors (a tuple)
-        "loaded"    the dict owner has exactly the keys of value
-        "given"     (getattr(tensor, key) is not None for tensor in the tuple owner) are value
-        "hooked"    whether autograd calls hooks for any tensor of the tuple owner is value
-        "array"     the NumPy array owner has (dtype, shape, bytes) of value
+    kind: how to check it again; `runtime.guarding.fact_kinds` says of each what must be true of owner, key and value,
+    the value that was seen.
     label: a readable expression, or None where `namer` finds one from how `holder` was reached.
     site: the user's code that read it.
     """
@@ -511,29 +490,31 @@ def _keep_attribute(roots: Roots, owner: Any, name: str, value: Any, site: Site 
             return
 
 
-def _now(fact: Read) -> Any:
-    """What the fact's place holds at this moment, for the kinds that are noted while the program runs."""
-    kind, owner, key = fact.kind, fact.owner, fact.key
-    if kind in ("item", "absent"):
-        return owner.get(key, MISSING)
-    if kind == "cell":
-        return cell_contents(owner)
-    if kind == "attr" and isinstance(owner, (types.FunctionType, BaseException)):
+def _attribute_now(owner: Any, key: Any) -> Any:
+    """What C holds: no attribute is asked for that might run code of the user's."""
+    if isinstance(owner, (types.FunctionType, BaseException)):
         return getattr(owner, key, MISSING)
-    if kind == "attr" and isinstance(raw_lookup(type(owner), key), types.MemberDescriptorType):
-        return peek(owner, key)
-    if kind == "static":
-        return raw_lookup(owner, key)
-    if kind == "context":
-        return owner.get(MISSING)
-    if kind == "class":
-        return {name: held for name, held in class_attributes(owner).items() if name not in (key or ())}
-    if kind == "annotation":
-        return annotation_held(owner, key)
-    if kind == "function":
-        return (owner.__code__, owner.__defaults__, owner.__kwdefaults__)
-    if kind == "array":
-        return (owner.dtype, owner.shape, owner.tobytes())
-    if kind == "loaded":
-        return frozenset(owner)
-    return fact.value
+    is_slot = isinstance(raw_lookup(type(owner), key), types.MemberDescriptorType)
+    return peek(owner, key) if is_slot else _NOT_ASKED
+
+
+_NOT_ASKED = object()
+_NOTED: Mapping[str, Callable[[Any, Any], Any]] = {
+    "item": lambda owner, key: owner.get(key, MISSING),
+    "absent": lambda owner, key: owner.get(key, MISSING),
+    "cell": lambda owner, _: cell_contents(owner),
+    "attr": _attribute_now,
+    "static": raw_lookup,
+    "context": lambda owner, _: owner.get(MISSING),
+    "class": lambda owner, key: {k: v for k, v in class_attributes(owner).items() if k not in (key or ())},
+    "annotation": annotation_held,
+    "function": lambda owner, _: (owner.__code__, owner.__defaults__, owner.__kwdefaults__),
+    "array": lambda owner, _: (owner.dtype, owner.shape, owner.tobytes()),
+    "loaded": lambda owner, _: frozenset(owner),
+}
+"""What a place holds at this moment, for the kinds of facts that are noted while the program runs."""
+
+
+def _now(fact: Read) -> Any:
+    now = _NOTED[fact.kind](fact.owner, fact.key) if fact.kind in _NOTED else _NOT_ASKED
+    return fact.value if now is _NOT_ASKED else now

@@ -17,8 +17,8 @@ from smelt.compiler.object.entry_code import Extract, deliverer, extractor, resu
 from smelt.compiler.sizes.sized_unit import SizedUnit
 from smelt.compiler.unit import Unit
 from smelt.diag import Miss, Options, SmeltError, SmeltWarning
+from smelt.runtime.encoding.entry_table import Kind
 from smelt.runtime.entering.entry import EntryCode, Target, is_hidden, load_entry
-from smelt.runtime.entering.entry_table import Kind
 from smelt.runtime.machine.cache import code_cache
 from smelt.runtime.runner import entry_context
 

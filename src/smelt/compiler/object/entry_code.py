@@ -30,7 +30,7 @@ from smelt.codegen.lower.result import (
     view_of,
 )
 from smelt.diag import CaptureError
-from smelt.runtime.entering.entry_table import Kind
+from smelt.runtime.encoding.entry_table import Kind
 
 Extract = Callable[[Sequence[Any], Mapping[str, Any]], Sequence[torch.Tensor]]
 Deliver = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[Any], Mapping[str, Any]], Any]

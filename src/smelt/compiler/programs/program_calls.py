@@ -14,7 +14,8 @@ import torch
 
 from smelt.compiler.training.histories import requires_gradients
 from smelt.compiler.unit import Unit
-from smelt.runtime.guarding.guard_args import TENSORS, ArgumentTests
+from smelt.runtime.guarding.argument_kinds import TENSORS
+from smelt.runtime.guarding.guard_args import ArgumentTests
 
 # Values that are compared as a whole: objects with members may have changed inside.
 _PLAIN = (*TENSORS, type(None), bool, int, float, str)

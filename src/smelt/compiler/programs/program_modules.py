@@ -20,7 +20,7 @@ from smelt._torch.exact import MISSING
 from smelt._torch.state import global_hooks
 from smelt.capture.reads.reads_values import REGISTRIES, peek
 from smelt.capture.structure.roots import Roots, reachable
-from smelt.runtime.guarding.guard_facts import CALL_HOOKS, CALL_METHODS
+from smelt.runtime.guarding.fact_kinds import CALL_HOOKS, CALL_METHODS
 from smelt.runtime.guarding.guard_versions import Identities, Namespace, Namespaces, class_namespace, lookup_path
 
 _LOOKS = count(1)

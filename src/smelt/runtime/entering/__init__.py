@@ -1,4 +1,4 @@
 """The native entry of compiled objects: guards as a table that native code walks.
 
-Read `entry`, then `entry_table`.
+Read `entry`, then `encoding.entry_table`.
 """

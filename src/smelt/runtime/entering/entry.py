@@ -25,9 +25,7 @@ from smelt._torch.tensor_layout import TensorLayout, tensor_layout
 from smelt.diag import SmeltError
 from smelt.diag.interpreter import is_free_threaded
 from smelt.diag.records import record
-from smelt.runtime.encoding.table import BYTES_OFFSET
-from smelt.runtime.entering.entry_guards import Guards, native_guards
-from smelt.runtime.entering.entry_table import (
+from smelt.runtime.encoding.entry_table import (
     BASICSIZE_AT,
     BLOCK_SYMBOL,
     CALL_SYMBOL,
@@ -45,6 +43,8 @@ from smelt.runtime.entering.entry_table import (
     Kind,
     Row,
 )
+from smelt.runtime.encoding.table import BYTES_OFFSET
+from smelt.runtime.entering.entry_guards import Guards, native_guards
 from smelt.runtime.guarding.guards import GuardSet
 from smelt.runtime.machine.loader import LoadedCode, load_object, python_functions
 from smelt.runtime.runner import entry_context

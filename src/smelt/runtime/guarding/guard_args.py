@@ -14,6 +14,7 @@ import types
 from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from smelt._torch.seen.labels import attribute_code, attribute_label, key_labels
 from smelt._torch.storage import is_zero, nbytes_spanned
 from smelt.diag import InternalError, Span
 from smelt.diag.records import record
+from smelt.runtime.guarding.argument_kinds import TENSORS, kind_of
 from smelt.runtime.guarding.guard_sizes import (
     FUNCTIONS,
     LIMIT,
@@ -35,9 +37,6 @@ from smelt.runtime.guarding.guard_sizes import (
     rewritten,
     row_major,
 )
-
-TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-BY_VALUE = (complex, bytes, torch.device, torch.Size, slice, range, set, frozenset)
 
 
 @record
@@ -105,9 +104,9 @@ class ArgumentTests:
         self._codes: dict[str, str] = {}
         self._opened = opened
         self.opened: set[str] = set()
+        self.writes, self.outside, self.rooted = writes, outside, tuple(rooted)
         # Outside inference mode its tensors may not be written, which is known too late where that is tried.
         self._tells_inference = writes and not torch.is_inference_mode_enabled()
-        self._outside = outside
         self._is_beside = False  # amid what no member of a container is
         self._rooted = {id(tensor): tensor for tensor in rooted}
         self._apart: list[tuple[str, str, Any]] = []
@@ -143,6 +142,23 @@ class ArgumentTests:
         exec(compile(text, "<smelt arguments>", "exec"), scope)
         holds: Callable[[tuple[Any, ...], Mapping[str, Any]], bool] = scope["holds"]
         return holds
+
+    @property
+    def knows_aliases(self) -> bool:
+        """Whether it matters which arguments share memory, and with what."""
+        return any(test.kind == "aliasing" for test in self.tests)
+
+    @cached_property
+    def compiled_tests(self) -> list[types.CodeType]:
+        """The code of each test by itself."""
+        return [compile(test.code, "<smelt guard>", "eval") for test in self.tests]
+
+    @cached_property
+    def free_values(self) -> Callable[[tuple[Any, ...], Mapping[str, Any]], dict[str, Any]]:
+        """A function that gives the value of each free name in a call that has the arguments' structure."""
+        pairs = ", ".join(f"{name!r}: {place}" for name, place in self.places.items())
+        found: Callable[..., dict[str, Any]] = eval(f"lambda args, kwargs: {{{pairs}}}", dict(self.scope))
+        return found
 
     def _test(
         self,
@@ -195,50 +211,49 @@ class ArgumentTests:
         return place
 
     def _walk(self, value: Any, place: str, selector: str) -> None:
-        cls = type(value)
         form = self.free.get(place)
         if form is not None:
             self._met.add(place)
         if self._is_beside and isinstance(value, torch.Tensor):
-            # It is no input of the graph, which has this very one.
-            self._each("identity", place, selector, f"{{v}} is {self._bind(value, 'O')}", value)
-        elif cls in TENSORS:
-            self._tensor(value, place, self._variable(selector))
-        elif isinstance(form, NumberForm):
-            self._number(form, value, place, self._variable(selector))
-        elif form is not None:
-            raise InternalError(f"{place} is a {cls.__qualname__}, which has no sizes")
-        elif value is None or cls is bool:
-            self._each("value", place, selector, f"{{v}} is {value!r}", value)
-        elif cls is int or cls is str:
-            self._each(
-                "value",
-                place,
-                self._variable(selector),
-                f"type({{v}}) is {cls.__name__} and {{v}} == {_printed(value)}",
-                value,
-            )
-        elif cls is float:
-            self._float(value, place, self._variable(selector))
-        elif cls in BY_VALUE:
-            # A set may change in place, so a copy is what later ones are compared with.
-            if cls is set:
-                if self._is_met_again(value, place, selector):
-                    return
-                selector = self._variable(selector)
-                self._apart.append((place, selector, value))
-            seen = set(value) if cls is set else value
-            self._each("value", place, selector, f"same({{v}}, {self._bind(seen, 'V')})", seen)
-        elif id(value) in self._opened and not isinstance(value, (list, tuple)) and cls not in (dict, deque):
-            self._object(value, place, selector)
-        elif _has_members(value):
-            self._container(value, place, selector)
-        else:
-            self._each("identity", place, selector, f"{{v}} is {self._bind(value, 'O')}", value)
+            self.identity(value, place, selector)  # it is no input of the graph, which has this very one
+            return
+        if form is not None and not isinstance(form, NumberForm) and type(value) not in TENSORS:
+            raise InternalError(f"{place} is a {type(value).__qualname__}, which has no sizes")
+        is_opened = id(value) in self._opened and not isinstance(value, (list, tuple))
+        is_opened = is_opened and type(value) not in (dict, deque)
+        kind_of(value, form, is_opened).visit(self, value, place, selector)
 
-    def _number(self, form: NumberForm, value: Any, place: str, variable: str) -> None:
+    # --- each kind of argument (`argument_kinds`) ---
+
+    def constant(self, value: Any, place: str, at: str) -> None:
+        """None, True or False."""
+        self._each("value", place, at, f"{{v}} is {value!r}", value)
+
+    def plain(self, value: Any, place: str, at: str) -> None:
+        """An int or a text."""
+        code = f"type({{v}}) is {type(value).__name__} and {{v}} == {_printed(value)}"
+        self._each("value", place, self._variable(at), code, value)
+
+    def set_of_values(self, value: Any, place: str, at: str) -> None:
+        """A set may change in place, so a copy is what later ones are compared with."""
+        if self._is_met_again(value, place, at):
+            return
+        variable = self._variable(at)
+        self._apart.append((place, variable, value))
+        self.by_value(set(value), place, variable)
+
+    def by_value(self, value: Any, place: str, at: str) -> None:
+        """A value that equal ones may stand for."""
+        self._each("value", place, at, f"same({{v}}, {self._bind(value, 'V')})", value)
+
+    def identity(self, value: Any, place: str, at: str) -> None:
+        """An object of which nothing is known."""
+        self._each("identity", place, at, f"{{v}} is {self._bind(value, 'O')}", value)
+
+    def number(self, value: Any, place: str, at: str) -> None:
         """A number that is free: it keeps its type."""
-        cls = type(value)
+        form, variable, cls = self.free[place], self._variable(at), type(value)
+        assert isinstance(form, NumberForm)
         if cls not in (int, float, bool):
             raise InternalError(f"{place} is a {cls.__qualname__}; of numbers only int, float and bool may be free")
         self._each("type", place, variable, f"type({{v}}) is {cls.__name__}", cls)
@@ -256,7 +271,9 @@ class ArgumentTests:
         self.names[name], self.places[name], self._variables[name] = place, self._code(place), variable
         return True
 
-    def _float(self, value: float, place: str, variable: str) -> None:
+    def float_number(self, value: float, place: str, at: str) -> None:
+        """A float by its bits, but that one nan stands for another."""
+        variable = self._variable(at)
         if value != value:
             code = "type({v}) is float and {v} != {v}"
         elif value == 0.0:
@@ -278,12 +295,13 @@ class ArgumentTests:
         self._each("alias", place, selector, f"{{v}} is {_escaped(self._code(known))}", "the same object")
         return True
 
-    def _container(self, value: Any, place: str, selector: str) -> None:
-        if self._is_met_again(value, place, selector):
+    def container(self, value: Any, place: str, at: str) -> None:
+        """A list, tuple, dict, deque or dataclass, member by member."""
+        if self._is_met_again(value, place, at):
             return
-        variable = self._variable(selector)
+        variable = self._variable(at)
         cls = type(value)
-        if id(value) in self._outside.met:
+        if id(value) in self.outside.met:
             self._each("identity", place, variable, f"{{v}} is {self._bind(value, 'O')}", value)
         elif value or not isinstance(value, tuple):  # there is one empty tuple
             self._apart.append((place, variable, value))
@@ -331,12 +349,12 @@ class ArgumentTests:
         listed = "list({v}.__dict__)" if own is not None and len(own) == len(names) else "list(attributes_of({v}))"
         self._each("attributes", place, variable, f"{listed} == {_printed(names)}", names)
 
-    def _object(self, value: Any, place: str, selector: str) -> None:
+    def opened_object(self, value: Any, place: str, at: str) -> None:
         """An object whose attributes, and items, are compared one by one."""
-        if self._is_met_again(value, place, selector):
+        if self._is_met_again(value, place, at):
             return
         self.opened.add(place)
-        variable = self._variable(selector)
+        variable = self._variable(at)
         self._apart.append((place, variable, value))
         self._each("type", place, variable, f"type({{v}}) is {self._bind(type(value), 'T')}", type(value))
         if isinstance(value, dict):
@@ -350,7 +368,9 @@ class ArgumentTests:
         for name, inner in held.items():
             self._walk(inner, self._attribute(place, name), attribute_code(variable, name))
 
-    def _tensor(self, value: torch.Tensor, place: str, variable: str) -> None:
+    def tensor(self, value: torch.Tensor, place: str, at: str) -> None:
+        """A tensor: what it is, and its layout."""
+        variable = self._variable(at)
         for place_before, variable_before, before in self._tensors:
             if before is value:
                 code = f"{self._code(place)} is {self._code(place_before)}"
@@ -443,7 +463,7 @@ class ArgumentTests:
         if len(self._apart) > 1:
             self._ids(self._apart, distinct, "different objects")
         for found, others, what in (
-            (self._tensors, tuple(self._rooted.values()), "tensors"), (self._apart, self._outside.others, "objects"),
+            (self._tensors, tuple(self._rooted.values()), "tensors"), (self._apart, self.outside.others, "objects"),
         ):  # fmt: skip
             own = [one for one in found if id(one[2]) not in self._rooted]
             if others and own:
@@ -513,12 +533,6 @@ def _escaped(text: str) -> str:
 
 def _never(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return False
-
-
-def _has_members(value: Any) -> bool:
-    if isinstance(value, (list, tuple, dict)) or type(value) is deque:
-        return True
-    return dataclasses.is_dataclass(type(value)) and not isinstance(value, type)
 
 
 def members(value: Any) -> list[tuple[str, tuple[Any] | None, Any]]:

@@ -297,6 +297,7 @@ class Identities:
         self._classes = [] if offsets else list(classes)
         self._class_parts = [part for cls in self._classes for part in _CLASS_PARTS(cls)]
         # What the words point to is kept alive here, so a word names one object only.
+        self._is_of_any = bool(objects or functions or classes)
         self._alive = [(value, type(value), value.__dict__) for value in fast]
         self._alive_parts = [(function, _FUNCTION_PARTS(function)) for function in functions]
         self._alive_classes = [(cls, _CLASS_PARTS(cls)) for cls in classes]
@@ -306,6 +307,9 @@ class Identities:
         self._addresses += [id(cls) + offset for cls in classes for offset in offsets]
         self._read = reader(self._addresses) if self._addresses else None
         self._seen = b"" if self._read is None else self._read().tobytes()
+
+    def __bool__(self) -> bool:
+        return self._is_of_any
 
     @property
     def words(self) -> list[tuple[int, int]]:

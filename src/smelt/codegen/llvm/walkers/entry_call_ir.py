@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from smelt.codegen.llvm.walkers.entry_guards_ir import guards_function
 from smelt.codegen.llvm.walkers.entry_text import EntryText
-from smelt.runtime.encoding.table import BYTES_OFFSET, NUMBER_CODES, Cell, Field
-from smelt.runtime.entering.entry_table import (
+from smelt.runtime.encoding.entry_table import (
     BASICSIZE_AT,
     BLOCK_SYMBOL,
     CALL_SYMBOL,
@@ -32,6 +31,7 @@ from smelt.runtime.entering.entry_table import (
     Kind,
     Row,
 )
+from smelt.runtime.encoding.table import BYTES_OFFSET, NUMBER_CODES, Cell, Field
 
 
 class _Call(EntryText):

@@ -1,4 +1,4 @@
-"""The LLVM text of `smelt_guards`: one function that walks a table of guards (`runtime.entering.entry_table` has the
+"""The LLVM text of `smelt_guards`: one function that walks a table of guards (`runtime.encoding.entry_table` has the
 encoding).
 
 Invariant: it answers 1 only if every guard holds, changes nothing but registers and the stamps of dicts that it has
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from smelt.codegen.llvm.walkers.entry_guards_text import GuardsText, needs_grad, plain_tensor
 from smelt.codegen.llvm.walkers.entry_sizes_ir import SIZE_OPERATIONS
-from smelt.runtime.entering.entry_table import (
+from smelt.runtime.encoding.entry_table import (
     GUARDS_SYMBOL,
     LENGTH_AT,
     LIST_ITEMS_AT,

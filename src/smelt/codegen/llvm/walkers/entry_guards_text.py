@@ -6,7 +6,7 @@ Invariant: nothing here writes anything but registers.
 from __future__ import annotations
 
 from smelt.codegen.llvm.walkers.entry_text import EntryText
-from smelt.runtime.entering.entry_table import TYPE_AT, Block
+from smelt.runtime.encoding.entry_table import TYPE_AT, Block
 
 
 class GuardsText(EntryText):

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from smelt.codegen.llvm.walkers.entry_guards_text import GuardsText, plain_tensor
+from smelt.runtime.encoding.entry_table import TYPE_AT, Block, Compute, Guard
 from smelt.runtime.encoding.table import NUMBER_CODES
-from smelt.runtime.entering.entry_table import TYPE_AT, Block, Compute, Guard
 
 
 def _form(g: GuardsText) -> None:

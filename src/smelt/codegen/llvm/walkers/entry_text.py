@@ -1,12 +1,12 @@
 """The text of functions that read Python objects, records of guards and the process's block.
 
-Invariant: what is read lies where `runtime.entering.entry_table` says; nothing here writes.
+Invariant: what is read lies where `runtime.encoding.entry_table` says; nothing here writes.
 """
 
 from __future__ import annotations
 
 from smelt.codegen.llvm.text import FunctionText
-from smelt.runtime.entering.entry_table import BLOCK_SYMBOL, EXTERNALS, Block
+from smelt.runtime.encoding.entry_table import BLOCK_SYMBOL, EXTERNALS, Block
 
 
 def declaration(name: str, kind: str) -> str:

@@ -9,7 +9,7 @@ import math
 import struct
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from inspect import getattr_static
 from types import MemberDescriptorType
 from typing import Any
@@ -17,47 +17,45 @@ from typing import Any
 import torch
 
 from smelt._torch.storage import nbytes_spanned
+from smelt.runtime.encoding.entry_table import MAX_APART, MAX_REGISTERS, Guard
 from smelt.runtime.encoding.table import NUMBER_CODES
-from smelt.runtime.entering.entry_sizes import SizeWords
-from smelt.runtime.entering.entry_table import MAX_APART, MAX_REGISTERS, Guard
-from smelt.runtime.entering.entry_words import Unsupported, Words, is_plain
+from smelt.runtime.guarding.argument_kinds import kind_of
 from smelt.runtime.guarding.guard_args import (
-    BY_VALUE,
-    TENSORS,
+    ArgumentTests,
     Spans,
     extents_meet,
     field_names,
     has_attributes,
     members,
 )
-from smelt.runtime.guarding.guard_sizes import LIMIT, Form, NumberForm, TensorForm, is_name
-from smelt.runtime.guarding.guards import GuardSet
+from smelt.runtime.guarding.guard_sizes import LIMIT, NumberForm, TensorForm, is_name
+from smelt.runtime.guarding.words import Unsupported, Words, is_plain
+from smelt.runtime.guarding.words_of_sizes import SizeWords
 from smelt.runtime.plan import Kind
 
-# Never equal to another value once they are the same object.
-_IMMUTABLE = tuple(kind for kind in BY_VALUE if kind is not set)
 _KINDS: dict[type, Kind] = {int: "int", float: "float", bool: "bool"}
 
 
 class Arguments:
     """Writes the guards on one call's arguments and knows in which register each is found."""
 
-    def __init__(self, words: Words, guards: GuardSet) -> None:
+    def __init__(self, words: Words, guards: ArgumentTests) -> None:
         self.words, self.guards = words, guards
-        self.registers: dict[str, int] = {}
+        self.registers = words.registers
         self._count = 0
         self._tensors: list[tuple[int, torch.Tensor]] = []
         self._containers: dict[int, int] = {}
         self._apart_too: list[int] = []
-        self._rooted = {id(tensor) for tensor in guards.tensors}
+        self._rooted = {id(tensor) for tensor in guards.rooted}
         self._tells_inference = guards.writes and not torch.is_inference_mode_enabled()
-        self.numbers: dict[str, tuple[Kind, int]] = {}
+        self.numbers = words.numbers
         self.sizes = SizeWords(words.emit, self._take)
+        words.symbols = self.sizes.names
         self._expressions: list[tuple[int, str]] = []
         # Registers with the bytes that tensors with free sizes span, by the tensor's register.
         self._spans: dict[int, int] = {}
 
-    def write(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int]:
+    def write(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raises: Unsupported."""
         if any(type(name) is not str for name in kwargs):
             raise Unsupported
@@ -74,7 +72,6 @@ class Arguments:
             self.sizes.check(check.text, check.outcome)
         self._apart()
         self._aliasing()
-        return self.registers
 
     def _take(self, count: int) -> int:
         """The first of `count` new registers."""
@@ -86,24 +83,37 @@ class Arguments:
 
     def _walk(self, value: Any, place: str, at: int) -> None:
         self.registers[place] = at
-        emit, keep, cls = self.words.emit, self.words.keep, type(value)
-        form = self.guards.free.get(place)
-        if cls in TENSORS:
-            self._tensor(value, at, form)
-        elif isinstance(form, NumberForm):
-            self._number(form, value, place, at)
-        elif place in self.guards.opened:
-            raise Unsupported
-        elif cls in (int, float, str):
-            self._plain(value, at)
-        elif cls in (set, deque):
-            raise Unsupported
-        elif cls in _IMMUTABLE:
-            emit(Guard.IS, at, keep(value))
-        elif isinstance(value, (list, tuple, dict)) or (is_dataclass(cls) and not isinstance(value, type)):
-            self._container(value, place, at)
-        else:
-            emit(Guard.IS, at, keep(value))
+        kind_of(value, self.guards.free.get(place), place in self.guards.opened).visit(self, value, place, at)
+
+    # --- each kind of argument (`argument_kinds`) ---
+
+    def constant(self, value: Any, place: str, at: int) -> None:
+        """None, True or False."""
+        self.identity(value, place, at)
+
+    def plain(self, value: Any, place: str, at: int) -> None:
+        """An int or a text."""
+        self._plain(value, at)
+
+    def float_number(self, value: float, place: str, at: int) -> None:
+        """A float by its bits, but that one nan stands for another."""
+        self._plain(value, at)
+
+    def set_of_values(self, value: Any, place: str, at: int) -> None:
+        """Raises: Unsupported."""
+        raise Unsupported
+
+    def by_value(self, value: Any, place: str, at: int) -> None:
+        """Never equal to another value once they are the same object."""
+        self.identity(value, place, at)
+
+    def opened_object(self, value: Any, place: str, at: int) -> None:
+        """Raises: Unsupported."""
+        raise Unsupported
+
+    def identity(self, value: Any, place: str, at: int) -> None:
+        """An object of which nothing is known."""
+        self.words.emit(Guard.IS, at, self.words.keep(value))
 
     def _plain(self, value: int | float | str, at: int) -> None:
         """A number or text by its value."""
@@ -117,15 +127,20 @@ class Arguments:
         else:
             self.words.emit(Guard.TEXT, at, self.words.keep(value))
 
-    def _number(self, form: NumberForm, value: Any, place: str, at: int) -> None:
-        kind = _KINDS[type(value)]
+    def number(self, value: Any, place: str, at: int) -> None:
+        """A number that is free, in a register of its own."""
+        form, kind = self.guards.free[place], _KINDS[type(value)]
+        assert isinstance(form, NumberForm)
         to = self._take(1)
         self.words.emit(Guard.NUMBER, at, NUMBER_CODES[kind], to)
         self.numbers[place] = kind, to
         if form.name and not self.sizes.bind(form.name, to, is_float=kind == "float"):
             self._expressions.append((to, form.name))
 
-    def _container(self, value: Any, place: str, at: int) -> None:
+    def container(self, value: Any, place: str, at: int) -> None:
+        """A list, tuple, dict or dataclass, member by member. Raises: Unsupported."""
+        if type(value) is deque:
+            raise Unsupported
         if id(value) in self._containers:
             self.words.emit(Guard.SAME, at, self._containers[id(value)])
             return
@@ -182,7 +197,9 @@ class Arguments:
         else:
             self.words.emit(Guard.IS, at, self.words.keep(key))
 
-    def _tensor(self, value: torch.Tensor, at: int, form: Form | None) -> None:
+    def tensor(self, value: torch.Tensor, place: str, at: int) -> None:
+        """A tensor: what it is, and its layout. Raises: Unsupported."""
+        form = self.guards.free.get(place)
         for before, tensor in self._tensors:
             if tensor is value:
                 self.words.emit(Guard.SAME, at, before)
@@ -227,7 +244,7 @@ class Arguments:
         """That no two tensors are one object, nor two containers, and that none is one that the program reads."""
         self._others([at for at, _ in self._tensors])
         self._others(self._apart_too)
-        self._none_of([at for at, tensor in self._tensors if id(tensor) not in self._rooted], self.guards.tensors)
+        self._none_of([at for at, tensor in self._tensors if id(tensor) not in self._rooted], self.guards.rooted)
         self._none_of(self._apart_too, self.guards.outside.others)
 
     def _others(self, registers: list[int]) -> None:
@@ -244,7 +261,7 @@ class Arguments:
             return
         tensors = [tensor for _, tensor in self._tensors]
         extents = [nbytes_spanned(tensor) for tensor in tensors]
-        spans = Spans(self.guards.tensors)
+        spans = Spans(self.guards.rooted)
         if extents_meet([t.data_ptr() for t in tensors], extents) or len(tensors) > MAX_APART:
             raise Unsupported
         if any(spans.touched(t.data_ptr(), extent) for t, extent in zip(tensors, extents, strict=True)):

@@ -12,7 +12,7 @@ import ast
 import struct
 from collections.abc import Callable, Sequence
 
-from smelt.runtime.entering.entry_table import Compute, Guard
+from smelt.runtime.encoding.entry_table import Compute, Guard
 from smelt.runtime.guarding.guard_sizes import LIMIT, parsed
 
 

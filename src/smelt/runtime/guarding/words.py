@@ -6,16 +6,17 @@ Invariant: an address that is written is of something that `keeps` holds.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from smelt._torch.tensor_layout import TensorLayout
-from smelt.runtime.entering.entry_table import Guard
-from smelt.runtime.guarding.guard_args import TENSORS
+from smelt.runtime.encoding.entry_table import Guard
+from smelt.runtime.guarding.argument_kinds import TENSORS
 from smelt.runtime.guarding.guard_sizes import LIMIT
+from smelt.runtime.plan import Kind
 
 
 class Unsupported(Exception):
@@ -24,12 +25,21 @@ class Unsupported(Exception):
 
 @dataclass(slots=True)
 class Words:
-    """The words, in the order in which they are walked. asks: how many guards call Python."""
+    """The words, in the order in which they are walked, made from a call whose guards hold.
+
+    asks: how many guards call Python. registers: place of an argument (`args[0]`) -> its register; numbers: place of a
+    free number -> its kind, and the register with its bits; symbols: the registers of free names.
+    """
 
     layout: TensorLayout
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
     made: list[int] = field(default_factory=list)
     keeps: list[Any] = field(default_factory=list)
     asks: int = 0
+    registers: dict[str, int] = field(default_factory=dict)
+    numbers: dict[str, tuple[Kind, int]] = field(default_factory=dict)
+    symbols: Mapping[str, int] = field(default_factory=dict)
 
     def emit(self, op: Guard, *operands: int) -> None:
         """Append a guard."""
