@@ -1,12 +1,11 @@
 """Golden graphs: what stands before and after a pass, in one file.
 
-A file holds cases; a case is a line `# name`, a line `passes: a, b`, a graph, a line `==>`, and the graph that comes
-out (or the first line of the error). `pytest tests/passes --bless` writes the second half; then read the diff.
+The second line of a case is `passes: a, b`, the source a graph (`tests/golden/text.py` has the format); what comes out
+is a graph, or the first line of the error. `pytest tests/passes --bless` writes it; then read the diff.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -26,6 +25,7 @@ from smelt.passes.mutation.functionalize import functionalize
 from smelt.passes.peephole import RULES, peephole
 from smelt.passes.pool import pool
 from smelt.rewrite import Rewriter, apply_rules
+from tests.golden.text import Case, check, read
 
 FOLDER = Path(__file__).parent / "golden"
 PASSES: dict[str, Pass] = {
@@ -33,34 +33,15 @@ PASSES: dict[str, Pass] = {
 }
 
 
-@dataclass(frozen=True)
-class Case:
-    name: str
-    passes: tuple[str, ...]
-    before: str
-    after: str
-
-
-def read(path: Path) -> list[Case]:
-    cases = []
-    for block in ("\n" + path.read_text(encoding="utf-8")).split("\n# ")[1:]:
-        name, passes, body = block.split("\n", 2)
-        before, _, after = body.partition("==>")
-        names = tuple(n.strip() for n in passes.removeprefix("passes:").split(","))
-        cases.append(Case(name, names, before.strip(), after.strip()))
-    return cases
-
-
-def write(path: Path, cases: list[Case]) -> None:
-    blocks = [f"# {c.name}\npasses: {', '.join(c.passes)}\n{c.before}\n==>\n{c.after}\n" for c in cases]
-    path.write_text("\n".join(blocks), encoding="utf-8")
+def names(case: Case) -> list[str]:
+    return [name.strip() for name in case.how.removeprefix("passes:").split(",")]
 
 
 def outcome(case: Case) -> str:
     try:
         graph = parse(case.before)
         verify(graph)
-        run_passes(graph, [PASSES[n] for n in case.passes])
+        run_passes(graph, [PASSES[name] for name in names(case)])
     except SmeltError as error:
         return str(error).splitlines()[0]
     return str(graph)
@@ -73,12 +54,8 @@ FILES = sorted(p for p in FOLDER.glob("*.txt") if not p.name.startswith("pattern
 def test_golden(path: Path, request: pytest.FixtureRequest) -> None:
     cases = read(path)
     assert cases, f"{path.name} holds no case"
-    found = [Case(c.name, c.passes, c.before, outcome(c)) for c in cases]
-    if request.config.getoption("--bless", default=False):
-        write(path, found)
-        return
-    for expected, got in zip(cases, found, strict=True):
-        assert got.after == expected.after, f"{path.name}: {got.name}\n{got.after}"
+    for case in cases:
+        check(path, case, outcome, request.config.getoption("--bless"))
 
 
 def test_every_rule_fires() -> None:
@@ -86,7 +63,7 @@ def test_every_rule_fires() -> None:
         name
         for path in FILES
         for case in read(path)
-        if "peephole" in case.passes
+        if "peephole" in names(case)
         for name in apply_rules(Rewriter(parse(case.before)), RULES)
     }
     assert fired == {rule.name for rule in RULES}
