@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -114,9 +115,15 @@ def test_in_the_program_it_comes_up_at_once_and_its_way_is_not_kept(is_caught: b
 
 
 def idle(passed: list[int]) -> None:
-    """Until there is something in it."""
-    while not passed:
-        pass
+    """Until there is something in it, or an exception comes up."""
+    for _ in range(10**9):
+        if passed:
+            return
+    raise AssertionError("no exception came up")
+
+
+def test_what_calls_programs_is_there() -> None:
+    assert all(find_spec(module) for module in interrupts._CALLERS)
 
 
 @torch.no_grad()

@@ -29,13 +29,12 @@ _PROGRAMS = ("torch.nn.",)
 _CALLED = frozenset(("torch", "numpy", "sympy", "llvmlite", *sys.stdlib_module_names)) - {"__main__"}
 # What calls the program. In the midst of others, too, other code may run: the garbage collector's, which drops errors.
 _CALLERS = frozenset(
-    f"smelt.{name}"
-    for name in (
-        "capture.captured",
-        "capture.scopes",
-        "compiler.compiled_types",
-        "compiler.raised_run",
-        "compiler.tracing",
+    (
+        "smelt.capture.captured",
+        "smelt.capture.recording.scopes",
+        "smelt.compiler.object.compiled_types",
+        "smelt.compiler.raised_run",
+        "smelt.compiler.programs.tracing",
     )
 )
 _NUMBERS = tuple(
