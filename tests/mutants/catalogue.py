@@ -7,6 +7,7 @@ the sources.
 from __future__ import annotations
 
 from tests.mutants.converter import CONVERTER
+from tests.mutants.gpu import GPU
 from tests.mutants.mutant import Mutant
 from tests.mutants.paths import PATHS
 from tests.mutants.training import TRAINING
@@ -975,4 +976,5 @@ CHOICES = (
 
 MUTANTS = (
     *PASSES, *FUSION, *EMISSION, *CONTRACT, *ATTENTION, *CONVOLUTION, *RUNTIME, *CHOICES, *CONVERTER, *PATHS, *TRAINING,
+    *GPU,
 )  # fmt: skip

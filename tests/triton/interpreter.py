@@ -3,9 +3,9 @@
 It is an oracle of indices, masks and structure. Run as `python -m tests.triton.interpreter`: it reads requests from its
 input and writes what became of the tensors to its output (`harness.Interpreter` talks to it).
 
-Corrected: casts between f32 and bf16 (it truncates, and loses denormals), functions of libdevice (it has none), numbers
-of one element as Python's (NumPy 2.4 refuses), blocks of one bool, `max` and `min` that drop NaN. Reductions by
-functions of our own are NumPy's, over all elements at once, for it would call such a function for each element.
+Corrected: casts between f32 and bf16 (it truncates, and loses denormals), products of bf16, functions of libdevice (it
+has none), numbers of one element as Python's (NumPy 2.4 refuses), blocks of one bool, `max` and `min` that drop NaN.
+Reductions by functions of our own are NumPy's, over all elements at once, for it would call such a function for each.
 """
 
 from __future__ import annotations
@@ -43,6 +43,20 @@ def _function(name: str) -> Any:
     return run
 
 
+def _dot(builder: Any, a: Any, b: Any, start: Any, precision: Any, most: Any) -> Any:
+    """A product of blocks: NumPy has no bf16, and would multiply the patterns of its bits."""
+    product = np.matmul(*(_wide(x) for x in (a, b)))
+    return interpreter.TensorHandle((product + start.data).astype(start.data.dtype), start.dtype.scalar)
+
+
+def _wide(x: Any) -> np.ndarray:
+    return (
+        (x.data.astype(np.uint32) << 16).view(np.float32)
+        if x.dtype.scalar == tl.bfloat16
+        else x.data.astype(np.float32)
+    )
+
+
 def _correct() -> None:
     for name in dir(libdevice):
         if callable(getattr(torch, name, None)):
@@ -60,6 +74,7 @@ def _correct() -> None:
 
     interpreter._convert_float = converted
     builder = interpreter.InterpreterBuilder
+    builder.create_dot = _dot
     builder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)
     builder.create_minnumf = lambda self, a, b: self.binary_op(a, b, np.fmin)
     # Of a comparison of two numbers it would make numbers of the operands' dtype.

@@ -104,6 +104,13 @@ def are_pieces(found: Sequence[Stage]) -> bool:
     return len(found) > 1 and not any(stage.partials for stage in found)
 
 
+def in_ranges(nest: Nest, count: int) -> tuple[Stage, ...]:
+    """A nest that reduces, as one that reduces ranges of its first inner loop, whose results lie range by range, and
+    one that combines them. count: of ranges, a divisor of the loop's size.
+    """
+    return _staged(nest, [_Chunked(nest, nest.inner[0] // count, count, 0, count, is_apart=True)])
+
+
 def _staged(nest: Nest, parts: Sequence[_Chunked]) -> tuple[Stage, ...]:
     reduces = [s for s in nest.body if isinstance(s, Reduce)]
     count, nbuffers = parts[0].count, len(nest.buffers)
@@ -114,7 +121,7 @@ def _staged(nest: Nest, parts: Sequence[_Chunked]) -> tuple[Stage, ...]:
         Nest(buffers, (*nest.outer, one.turns), (one.chunk, *nest.inner[1:]), tuple(one.statements(nbuffers)))
         for one in parts
     ]
-    nests.append(Nest(buffers, nest.outer, (count,), tuple(_combined(nest, count, nbuffers))))
+    nests.append(Nest(buffers, nest.outer, (count,), tuple(_combined(nest, parts[0].strides(), nbuffers))))
     numbers = (*range(nbuffers), *(-1 - k for k in range(len(reduces))))
     return tuple(only_used(tidy(n), numbers, partials) for n in nests)
 
@@ -175,14 +182,23 @@ class _Chunked:
     """A nest of partial results: the outer loops, the chunks, then what is reduced within one.
 
     count: partial results of each outer point; this nest makes `turns` of them from number `first` on, each of `chunk`
-    elements, beginning at element `begin`.
+    elements, beginning at element `begin`. is_apart: the partial results of one chunk lie side by side, not those of
+    one outer point.
     """
 
-    def __init__(self, nest: Nest, chunk: int, count: int, first: int, turns: int, begin: int = 0) -> None:
-        self.nest, self.chunk, self.count = nest, chunk, count
+    def __init__(
+        self, nest: Nest, chunk: int, count: int, first: int, turns: int, begin: int = 0, *, is_apart: bool = False
+    ) -> None:
+        self.nest, self.chunk, self.count, self.is_apart = nest, chunk, count, is_apart
         self.first, self.turns, self.begin = first, turns, begin
         self.nouter = len(nest.outer)
         self.is_exact = is_symbolic(count) or chunk * count == nest.inner[0]
+
+    def strides(self) -> tuple[int, ...]:
+        """Those of partial results, over the outer loops, then the chunks."""
+        if self.is_apart:
+            return (*row_major(self.nest.outer, 1), prod(self.nest.outer))
+        return (*row_major(self.nest.outer, self.count), 1)
 
     def position(self) -> Expr:
         """The counter of the loop that is split."""
@@ -227,8 +243,7 @@ class _Chunked:
                         neutral = Const(_neutral(kind, term.dtype), term.dtype)
                         term = Op("select", (Ref("within", DType.BOOL), term, neutral), term.dtype)
                     yield Reduce(name, kind, term, dtype)
-                    strides = (*row_major(self.nest.outer, self.count), 1)
-                    index = Index(self.first, (*strides, *[0] * len(self.nest.inner)))
+                    index = Index(self.first, (*self.strides(), *[0] * len(self.nest.inner)))
                     yield Store(first + k, index, Ref(name, dtype))
                     k += 1
 
@@ -260,7 +275,7 @@ def row_major(outer: Sequence[int], unit: int) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _combined(nest: Nest, count: int, first: int) -> Iterator[Statement]:
+def _combined(nest: Nest, strides: tuple[int, ...], first: int) -> Iterator[Statement]:
     """The second nest: partial results combined, then all that followed the reductions."""
     nouter = len(nest.outer)
 
@@ -272,8 +287,7 @@ def _combined(nest: Nest, count: int, first: int) -> Iterator[Statement]:
     for statement in nest.body:
         match statement:
             case Reduce(name=name, kind=kind, dtype=dtype):
-                index = Index(0, (*row_major(nest.outer, count), 1))
-                yield Reduce(name, kind, Load(first + k, index, dtype), dtype)
+                yield Reduce(name, kind, Load(first + k, Index(0, strides), dtype), dtype)
                 k += 1
             case Let(name=name) if name in names:
                 continue

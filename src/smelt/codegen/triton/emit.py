@@ -20,10 +20,12 @@ from smelt.codegen.kernels.graph import Graph, StoreValue, Value, operand_dtype
 from smelt.codegen.kernels.nest import Load, Nest, Op, Reduce
 from smelt.codegen.kernels.operations import DTYPES
 from smelt.codegen.kernels.simplify import simplify_nest
+from smelt.codegen.triton.contraction import Tile, contraction
+from smelt.codegen.triton.dot import Dots
 from smelt.codegen.triton.frame import Frame
 from smelt.codegen.triton.helpers import HELPERS, used
 from smelt.codegen.triton.kernel import PLACEHOLDER, TritonKernel, TritonSource
-from smelt.codegen.triton.layout import FORMS, Form, Layout, choose, fits
+from smelt.codegen.triton.layout import FORMS, Form, Layout, choose, fits, with_tile
 from smelt.codegen.triton.reduce import Reducer
 from smelt.codegen.triton.values import Values
 from smelt.codegen.triton.vmath import is_supported, pointer_type
@@ -41,8 +43,17 @@ def unsupported(nest: Nest) -> str | None:
     return _obstacle(Graph(nest))
 
 
-def emit_triton(nest: Nest, form: Form | None = None, r: int = 0, b: int = 0, is_aligned: bool = True) -> TritonKernel:
-    """A nest's kernel. form, r, b: the form and its block sizes, chosen where they are None and 0.
+def emit_triton(
+    nest: Nest,
+    form: Form | None = None,
+    r: int = 0,
+    b: int = 0,
+    is_aligned: bool = True,
+    tile: Tile | None = None,
+    has_tf32: bool = False,
+) -> TritonKernel:
+    """A nest's kernel. form, r, b: the form and its block sizes, chosen where they are None and 0. tile: those of a
+    product. has_tf32: products of f32 may round their operands to 10 bits of mantissa, as torch's flag allows.
 
     is_aligned: every buffer's address is a multiple of 16. Raises: InternalError if the nest holds something that
     `unsupported` names, or has not this form.
@@ -55,8 +66,10 @@ def emit_triton(nest: Nest, form: Form | None = None, r: int = 0, b: int = 0, is
     layout = choose(graph, form, r, b)
     if not fits(graph, layout.form):
         raise InternalError(f"a nest cannot be emitted in the form {layout.form}", notes=(str(nest),))
+    if tile is not None and layout.form == "dot":
+        layout = with_tile(layout, tile)
     frame = Frame(graph, layout)
-    _Program(frame).emit()
+    _Program(frame, "tf32" if has_tf32 else "ieee").emit()
     return _kernel(frame, layout, is_aligned)
 
 
@@ -67,8 +80,9 @@ def _kernel(frame: Frame, layout: Layout, is_aligned: bool) -> TritonKernel:
     pointers = tuple(pointer_type(buffer.dtype) for buffer in frame.nest.buffers)
     multiples = tuple(word.multiple for word in frame.words)
     source = TritonSource(
-        "", text, pointers, multiples, frame.is_wide, frame.constants(), layout.warps, frame.can_fail, is_aligned
-    )
+        "", text, pointers, multiples, frame.is_wide, frame.constants(), layout.warps, frame.can_fail, is_aligned,
+        layout.stages,
+    )  # fmt: skip
     name = f"smelt_{layout.form}_{source.digest[:16]}"
     source = replace(source, name=name, text=text.replace(f"def {PLACEHOLDER}(", f"def {name}("))
     return TritonKernel(source, layout.form, tuple(word.value for word in frame.words), _programs(frame.nest, layout))
@@ -77,7 +91,9 @@ def _kernel(frame: Frame, layout: Layout, is_aligned: bool) -> TritonKernel:
 def _programs(nest: Nest, layout: Layout) -> int:
     count = prod(nest.sizes[k] for k in layout.grid)
     count *= ceil_div(prod(nest.sizes[k] for k in layout.across), layout.r)
-    return count * (ceil_div(prod(nest.sizes[k] for k in layout.along), layout.b) if layout.form == "tile" else 1)
+    return count * (
+        ceil_div(prod(nest.sizes[k] for k in layout.along), layout.b) if layout.form in ("tile", "dot") else 1
+    )
 
 
 def _obstacle(graph: Graph) -> str | None:
@@ -125,8 +141,8 @@ def _store_obstacle(nest: Nest, store: StoreValue) -> str | None:
 class _Program:
     """Emits the lines of one program."""
 
-    def __init__(self, frame: Frame) -> None:
-        self.frame, self.graph = frame, frame.graph
+    def __init__(self, frame: Frame, precision: str) -> None:
+        self.frame, self.graph, self.precision = frame, frame.graph, precision
         self.values = Values(frame)
         self.reducer = Reducer(frame, self.values)
         written = set(frame.nest.writes)
@@ -135,7 +151,11 @@ class _Program:
     def emit(self) -> None:
         """The whole program."""
         self.frame.head()
-        if self.frame.layout.is_looped:
+        found = contraction(self.graph) if self.frame.layout.form == "dot" else None
+        if found is not None:
+            Dots(self.frame, found, self.precision).emit(self.values)
+            self._store(self.graph.stores)
+        elif self.frame.layout.is_looped:
             self._looped()
         else:
             for step in self.graph.passes:

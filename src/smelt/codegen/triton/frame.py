@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import prod
 
 from smelt.codegen.kernels.graph import Graph
@@ -15,31 +16,81 @@ from smelt.ir.sizes import ceil_div
 _LIMIT = 2**31 - 2**20
 """Beyond it, words and numbers of elements are 64 bits long; a block's reach below."""
 
+_BAND = 8
+"""Rows of tiles of a product's result that are computed beside one another."""
+
 ACROSS, ALONG = 1, 2
 """Bits of the axes of a block."""
 
 
-class Frame:
-    """Lines, words, counters. `lines` run once a program, those of `loop` (if open) in each iteration of its loop."""
+@dataclass(slots=True)
+class Text:
+    """What all frames of one kernel write to. lines: once a program; loop (if open): in each iteration of its loop."""
 
-    def __init__(self, graph: Graph, layout: Layout) -> None:
+    lines: list[str] = field(default_factory=list)
+    loop: list[str] | None = None
+    words: list[Word] = field(default_factory=list)
+    known: dict[int, str] = field(default_factory=dict)
+    numbers: int = 0
+    can_fail: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis of a block by the names that a text has: of its size, and of the mask of its points ("": all are)."""
+
+    size: str
+    mask: str
+
+
+class Frame:
+    """Lines, words and counters of one block; several frames write one text where a product has blocks of its own."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        layout: Layout,
+        text: Text | None = None,
+        across: Axis = Axis("R", "rows"),
+        along: Axis = Axis("B", "columns"),
+    ) -> None:
         self.graph, self.layout, self.nest = graph, layout, graph.nest
-        self.lines: list[str] = []
-        self.loop: list[str] | None = None
-        self.words: list[Word] = []
+        self.text = text or Text()
+        self.across, self.along = across, along
         self.counters: dict[int, str] = {}
-        self.can_fail = False
         self.is_wide = max([prod(self.nest.sizes), *map(self._reach, indices(self.nest))]) >= _LIMIT
         self.has_two = bool(layout.across and layout.along)
-        self._known: dict[int, str] = {}
-        self._numbers = 0
-        self._masks: dict[int, str] = {}
 
     # --- lines
 
+    @property
+    def lines(self) -> list[str]:
+        """The lines that run once a program."""
+        return self.text.lines
+
+    @property
+    def loop(self) -> list[str] | None:
+        """The lines of the open loop."""
+        return self.text.loop
+
+    @property
+    def words(self) -> list[Word]:
+        """The numbers that a launch passes."""
+        return self.text.words
+
+    @property
+    def can_fail(self) -> bool:
+        """Whether some line refuses data."""
+        return self.text.can_fail
+
+    def refuses(self) -> None:
+        """Some line refuses data."""
+        self.text.can_fail = True
+
     def emit(self, line: str, is_inner: bool = False) -> None:
         """Append a line, to the open loop if it changes there."""
-        (self.loop if is_inner and self.loop is not None else self.lines).append(line)
+        text = self.text
+        (text.loop if is_inner and text.loop is not None else text.lines).append(line)
 
     def let(self, text: str, is_inner: bool = False, prefix: str = "v") -> str:
         """Name a text's value."""
@@ -49,14 +100,14 @@ class Frame:
 
     def fresh(self, prefix: str) -> str:
         """A name that is not in use."""
-        self._numbers += 1
-        return f"{prefix}{self._numbers}"
+        self.text.numbers += 1
+        return f"{prefix}{self.text.numbers}"
 
     def close(self, head: str) -> None:
         """Put the open loop behind the lines so far."""
-        assert self.loop is not None
-        self.lines += [head, *(f"    {line}" for line in self.loop)]
-        self.loop = None
+        assert self.text.loop is not None
+        self.text.lines += [head, *(f"    {line}" for line in self.text.loop)]
+        self.text.loop = None
 
     # --- words
 
@@ -64,10 +115,11 @@ class Frame:
         """A number as text: 0 and 1 themselves, others a word, the same for equal ones."""
         if value in (0, 1):
             return str(value)
-        if value not in self._known:
-            self._known[value] = f"w{len(self.words)}"
+        known = self.text.known
+        if value not in known:
+            known[value] = f"w{len(self.words)}"
             self.words.append(Word.of(value))
-        return self._known[value]
+        return known[value]
 
     def _reach(self, index: Index) -> int:
         reach = abs(index.offset)
@@ -78,9 +130,10 @@ class Frame:
 
     def shape(self, axes: int) -> str:
         """The shape of a value that changes along these axes."""
+        rows, columns = self.across.size, self.along.size
         if not self.has_two:
-            return {0: "()", ACROSS: "(R,)", ALONG: "(B,)"}[axes]
-        return f"({'R' if axes & ACROSS else '1'}, {'B' if axes & ALONG else '1'})" if axes else "()"
+            return {0: "()", ACROSS: f"({rows},)", ALONG: f"({columns},)"}[axes]
+        return f"({rows if axes & ACROSS else '1'}, {columns if axes & ALONG else '1'})" if axes else "()"
 
     @property
     def all_axes(self) -> int:
@@ -89,19 +142,23 @@ class Frame:
 
     def mask(self, axes: int) -> str:
         """Where a block's points along these axes are points of the nest; "" if all are."""
-        if axes == ACROSS | ALONG:
+        if axes == ACROSS | ALONG and self.layout.form != "dot":
             return "inside"
-        return {0: "", ACROSS: "rows", ALONG: "columns"}[axes]
+        masks = [self.across.mask if axes & ACROSS else "", self.along.mask if axes & ALONG else ""]
+        return " & ".join(mask for mask in masks if mask)
 
     def head(self) -> None:
         """Emit the counters of the loops that a program has one block of."""
         layout, sizes = self.layout, self.nest.sizes
         blocks: list[tuple[str, int]] = [(loop_name(self.nest, k), sizes[k]) for k in layout.grid]
+        if layout.form == "dot":
+            self.tiles(blocks)
+            return
         if layout.across:
             blocks.append(("block", ceil_div(prod(sizes[k] for k in layout.across), layout.r)))
         if layout.form == "tile":
             blocks.append(("column", ceil_div(prod(sizes[k] for k in layout.along), layout.b)))
-        names = self._split("tl.program_id(0)" + (".to(tl.int64)" if self.is_wide else ""), blocks)
+        names = self._split(self.program, blocks)
         for loop in layout.grid:
             self.counters[loop] = names[loop_name(self.nest, loop)]
         if layout.across:
@@ -113,11 +170,46 @@ class Frame:
         if self.has_two and not layout.is_looped:
             self.emit("inside = rows & columns")
 
+    @property
+    def program(self) -> str:
+        """The program's number as text."""
+        return "tl.program_id(0)" + (".to(tl.int64)" if self.is_wide else "")
+
+    def tiles(self, grid: Sequence[tuple[str, int]]) -> None:
+        """The counters of a tile of a product's result. grid: loops of which a program has one step."""
+        layout, sizes = self.layout, self.nest.sizes
+        rows = ceil_div(prod(sizes[k] for k in layout.across), layout.r)
+        columns = ceil_div(prod(sizes[k] for k in layout.along), layout.b)
+        names = self._split(self.program, [*grid, ("tile", rows * columns)])
+        for loop in layout.grid:
+            self.counters[loop] = names[loop_name(self.nest, loop)]
+        if rows == 1 or columns == 1:
+            block, column = ("0", names["tile"]) if rows == 1 else (names["tile"], "0")
+        else:
+            # Tiles of few rows of tiles after one another, which need few blocks of the right factor at once.
+            high, wide = self.word(rows), self.word(columns)
+            self.emit(f"band = tile // ({_BAND} * {wide}) * {_BAND}")
+            self.emit(f"height = tl.minimum({high} - band, {_BAND})")
+            self.emit(f"rest = tile % ({_BAND} * {wide})")
+            block, column = self.let("band + rest % height", prefix="p"), self.let("rest // height", prefix="p")
+        self._axis(ACROSS, f"{block} * R", layout.across, False)
+        self._axis(ALONG, f"{column} * B", layout.along, False)
+
+    def depth(self, axis: int, start: str, name: str, is_even: bool) -> None:
+        """In the open loop: the counters of the inner points of a product's block, along one of a frame's axes."""
+        lanes = f"tl.arange(0, K){'[:, None]' if axis == ACROSS else '[None, :]'}"
+        self.emit(f"{name} = {start} + {lanes}", True)
+        inner = tuple(range(len(self.nest.outer), len(self.nest.sizes)))
+        if not is_even:
+            mask = (self.across if axis == ACROSS else self.along).mask
+            self.emit(f"{mask} = {name} < {self.word(prod(self.nest.inner))}", True)
+        self._digits(name, inner, True, name)
+
     def open(self) -> str:
         """Open a loop over the inner points; the line that it begins with, for `close`."""
         inner = range(len(self.nest.outer), len(self.nest.sizes))
         length = self.word(prod(self.nest.inner))
-        self.loop = []
+        self.text.loop = []
         if self.layout.along:
             self._axis(ALONG, "start", tuple(inner), True)
             if self.has_two:
@@ -154,12 +246,12 @@ class Frame:
         self.emit(f"{mask} = {name} < {self.word(prod(self.nest.sizes[k] for k in loops))}", is_inner)
         self._digits(name, loops, is_inner)
 
-    def _digits(self, name: str, loops: tuple[int, ...], is_inner: bool) -> None:
+    def _digits(self, name: str, loops: tuple[int, ...], is_inner: bool, prefix: str = "") -> None:
         """The counters of loops of whose points one number counts, row-major."""
         rest = name
         for loop in reversed(loops[1:]):
             size = self.word(self.nest.sizes[loop])
-            self.counters[loop] = loop_name(self.nest, loop)
+            self.counters[loop] = f"{prefix}{'_' if prefix else ''}{loop_name(self.nest, loop)}"
             self.emit(f"{self.counters[loop]} = {rest} % {size}", is_inner)
             rest = self.let(f"{rest} // {size}", is_inner, "p")
         if loops:
@@ -183,7 +275,7 @@ class Frame:
     def constants(self) -> tuple[tuple[str, int], ...]:
         """The block sizes that the text uses."""
         layout = self.layout
-        pairs = (("R", layout.r, layout.across), ("B", layout.b, layout.along))
+        pairs = (("R", layout.r, layout.across), ("B", layout.b, layout.along), ("K", layout.k, layout.k > 1))
         return tuple((name, size) for name, size, loops in pairs if loops)
 
 

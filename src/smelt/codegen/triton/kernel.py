@@ -31,8 +31,9 @@ class TritonSource:
     """The text of a kernel and what else decides about its code; equal ones have one name.
 
     pointers: Triton's types of the buffers, as signatures spell them. multiples: the words' hints. is_wide: the words
-    are 64 bits long. constants: the values of R and B that the text uses. can_fail: an address of an i32 follows the
-    buffers, which becomes 1 where the kernel refuses its data.
+    are 64 bits long. constants: the values of R, B and K that the text uses. can_fail: an address of an i32 follows the
+    buffers, which becomes 1 where the kernel refuses its data. stages: how many iterations of a product's loop have
+    their loads under way at once.
     """
 
     name: str
@@ -44,6 +45,7 @@ class TritonSource:
     warps: int
     can_fail: bool
     is_aligned: bool = True
+    stages: int = 3
 
     @property
     def parameters(self) -> tuple[tuple[str, str], ...]:
@@ -57,7 +59,7 @@ class TritonSource:
     @property
     def digest(self) -> str:
         """Stands for all of it."""
-        parts = (self.text, self.parameters, self.multiples, self.constants, self.warps, self.is_aligned)
+        parts = (self.text, self.parameters, self.multiples, self.constants, self.warps, self.is_aligned, self.stages)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -66,7 +68,7 @@ class TritonKernel:
     """A nest's kernel with its words and the number of its programs, each of which is a block of threads."""
 
     source: TritonSource
-    form: Literal["flat", "tile", "rows", "chunk", "serial"]
+    form: Literal["flat", "tile", "rows", "chunk", "serial", "dot"]
     words: tuple[int, ...]
     programs: int
 

@@ -1,10 +1,11 @@
-"""Which points of a nest a program computes: one of five forms, each a block of at most two axes.
+"""Which points of a nest a program computes: one of six forms, each a block of at most two axes.
 
     flat     outer points in blocks of R                       pointwise, one contiguous walk
     tile     R steps of one outer loop x B of another        broadcasts and transposes, without division
     rows     R outer points x all inner ones                   softmax, norms: each element is loaded once
     chunk    R outer points x B inner ones, in a loop          rows that registers do not hold, sums of columns
     serial   R outer points, inner ones one by one             pooling windows, short sums of columns
+    dot      R rows x B columns, K inner points in a loop      sums of products, on tensor cores
 
 Invariant: what a form computes does not depend on R and B, but for the order of floating-point sums.
 """
@@ -19,9 +20,10 @@ from typing import Final, Literal, TypeAlias
 from smelt.codegen.kernels.graph import Graph
 from smelt.codegen.kernels.nest import Load
 from smelt.codegen.kernels.simplify import indices
+from smelt.codegen.triton.contraction import Tile, contraction, tile_of
 
-Form: TypeAlias = Literal["flat", "tile", "rows", "chunk", "serial"]
-FORMS: Final[tuple[Form, ...]] = ("flat", "tile", "rows", "chunk", "serial")
+Form: TypeAlias = Literal["flat", "tile", "rows", "chunk", "serial", "dot"]
+FORMS: Final[tuple[Form, ...]] = ("flat", "tile", "rows", "chunk", "serial", "dot")
 
 _BLOCK = 1024
 """Elements of a block: 8 for each thread of 4 warps."""
@@ -42,6 +44,7 @@ class Layout:
 
     grid: outer loops of which a program has one step. across: those of its first axis, R points at a time, and along:
     those of its second, B at a time; no axis where there are none. An inner loop that is on no axis runs one by one.
+    k: inner points of a product's block, and stages: how many blocks are loaded ahead.
     """
 
     form: Form
@@ -51,6 +54,8 @@ class Layout:
     r: int
     b: int
     warps: int
+    k: int = 1
+    stages: int = 3
 
     @property
     def is_looped(self) -> bool:
@@ -66,6 +71,8 @@ def choose(graph: Graph, form: Form | None = None, r: int = 0, b: int = 0) -> La
     """A nest's layout; of a given form, and with given block sizes (powers of two), where they are not None or 0."""
     found = _of_form(graph, form or _best(graph))
     found = replace(found, r=r or found.r if found.across else 1, b=b or found.b if found.along else 1)
+    if found.form == "dot":
+        return found
     if found.form == "rows":
         # All of a row, whatever was wished.
         found = replace(found, b=power_of_two(prod(graph.nest.inner)))
@@ -79,6 +86,8 @@ def fits(graph: Graph, form: Form) -> bool:
     nest = graph.nest
     if form in ("flat", "tile"):
         return not nest.inner and (form == "flat" or len(nest.outer) > 1)
+    if form == "dot":
+        return contraction(graph) is not None
     if form == "rows":
         return bool(nest.inner) and prod(nest.inner) <= _LONGEST_ROW
     return bool(nest.inner) and not _loads_what_is_stored(graph)
@@ -102,6 +111,8 @@ def _best(graph: Graph) -> Form:
     nest = graph.nest
     if not nest.inner:
         return "tile" if _has_tile(graph) else "flat"
+    if contraction(graph) is not None:
+        return "dot"
     length = prod(nest.inner)
     if _loads_what_is_stored(graph):
         return "rows"
@@ -128,6 +139,8 @@ def _of_form(graph: Graph, form: Form) -> Layout:
             rest = tuple(k for k in outer if k not in (row, column))
             b = min(power_of_two(nest.sizes[column]), 32 if _is_transposed(graph, column) else 256)
             return Layout(form, rest, (row,), (column,), min(power_of_two(nest.sizes[row]), _BLOCK // b), b, 4)
+        case "dot":
+            return _tiled(graph)
         case "rows":
             b = power_of_two(length)
             # Rows share a program where there are more of them than a GPU runs programs at once.
@@ -136,6 +149,20 @@ def _of_form(graph: Graph, form: Form) -> Layout:
             if _unit_outer(graph) is not None and not _walks_inner(graph):
                 return Layout(form, (), outer, inner, _block(points, _COLUMNS), 32, 4)
             return Layout(form, outer, (), inner, 1, min(power_of_two(length), 2 * _BLOCK), 4)
+
+
+def _tiled(graph: Graph) -> Layout:
+    found = contraction(graph)
+    assert found is not None
+    sizes = graph.nest.sizes
+    rows, columns, batch = (prod(sizes[k] for k in loops) for loops in (found.rows, found.columns, found.grid))
+    tile = tile_of(rows, columns, prod(graph.nest.inner), batch, found.factors[0].dtype)
+    return with_tile(Layout("dot", found.grid, found.rows, found.columns, 1, 1, 4), tile)
+
+
+def with_tile(layout: Layout, tile: Tile) -> Layout:
+    """A product's layout with the blocks of a tile."""
+    return replace(layout, r=tile.r, b=tile.b, k=tile.k, warps=tile.warps, stages=tile.stages)
 
 
 def _block(points: int, most: int) -> int:

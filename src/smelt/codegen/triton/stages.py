@@ -62,7 +62,10 @@ def compile_one(source: TritonSource, arch: int) -> Compiled:
 def _through_stages(source: TritonSource, arch: int) -> Compiled:
     target = GPUTarget("cuda", arch, 32)
     backend = make_backend(target)
-    wished = {"num_warps": source.warps, "enable_fp_fusion": False, "enable_reflect_ftz": False}
+    wished = {
+        "num_warps": source.warps, "num_stages": source.stages,
+        "enable_fp_fusion": False, "enable_reflect_ftz": False,
+    }  # fmt: skip
     options = backend.parse_options(wished)
     context = ir.context()
     ir.load_dialects(context)

@@ -59,7 +59,7 @@ class Values:
             case Load(index=index):
                 axes |= self.index_axes(index)
             case Reduce():
-                axes = self.frame.all_axes & ACROSS
+                axes = self.frame.all_axes if self.frame.layout.form == "dot" else self.frame.all_axes & ACROSS
             case Scan():
                 axes = self.frame.all_axes
         return axes
@@ -179,7 +179,7 @@ class Values:
         """A divisor that the kernel checks, but for a number that is not 0."""
         if isinstance(divisor.source, Const) and divisor.source.value:
             return text
-        self.frame.can_fail = True
+        self.frame.refuses()
         mask = self.frame.mask(self.axes(value)) or "True"
         return self._let(value, f"divisor({text}, {mask}, error)")
 
@@ -200,7 +200,7 @@ class Values:
 
     def _position(self, gather: Gather, position: Value, where: Value | None, is_inner: bool) -> str:
         frame = self.frame
-        frame.can_fail = True
+        frame.refuses()
         axes = self.axes(position) | (0 if where is None else self.axes(where))
         key = ("position", position.number, gather.size, gather.wraps, None if where is None else where.number)
         names = self._inner if is_inner else self._outer

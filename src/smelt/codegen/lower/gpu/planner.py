@@ -2,97 +2,51 @@
 
     %1 = mul %x %w; %2 = softmax %1        ==>        launch rows(x, w, result 0)
 
-Groups and nests are those of the CPU. Nodes without a kernel (products, attention, convolutions, effects) are refused,
-with the reason: a program that has one does not run on a GPU yet, but its other kernels can be read and compiled.
+Groups and nests are those of the CPU; products and convolutions are nests, too (`units`). Nodes without a kernel are
+refused, with the reason: a program that has one does not run on a GPU yet, but its other kernels can be read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
 from smelt.codegen.fusion.build import Built, build
 from smelt.codegen.fusion.chunks import Stage, stages
-from smelt.codegen.fusion.groups import Group
+from smelt.codegen.fusion.groups import Facts, Group
 from smelt.codegen.fusion.index import Unfusible
-from smelt.codegen.fusion.partition import Partition, partition
+from smelt.codegen.fusion.partition import partition
 from smelt.codegen.fusion.pull import Memory
 from smelt.codegen.fusion.rules.activations import without_vectors
-from smelt.codegen.fusion.rules.rules import RULES
 from smelt.codegen.fusion.schedule import schedule
 from smelt.codegen.fusion.tidy import mapped_statement
-from smelt.codegen.kernels.nest import Nest
+from smelt.codegen.lower.gpu.program import GpuKernel, GpuProgram, Place
+from smelt.codegen.lower.gpu.sharing import shared_sums
+from smelt.codegen.lower.gpu.units import UNIT_RULES, Unit, units_of
 from smelt.codegen.lower.memory.arena import Lifetime, aligned, plan_offsets
 from smelt.codegen.lower.memory.geometry import Geometry, view_geometry
 from smelt.codegen.lower.memory.sharing import view_source
-from smelt.codegen.triton.compile import compile_cuda
 from smelt.codegen.triton.emit import emit_triton, unsupported
-from smelt.codegen.triton.kernel import TritonKernel
-from smelt.diag import SmeltError
-from smelt.ir import DType, Graph, Node, TensorType, Value
-from smelt.runtime.cuda.plan import CudaLaunch, CudaMemory, CudaPlan, predecessors
-from smelt.runtime.machine.cache import CodeCache
+from smelt.ir import Graph, Node, TensorType, Value
+from smelt.runtime.cuda.plan import CudaMemory
 
 _STATE = ("param", "buffer", "const", "global")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a value is: a memory's number, and how it lies in it."""
+class Tf32:
+    """Whether products and convolutions of f32 may round their operands to 10 bits of mantissa: torch's two flags."""
 
-    memory: int
-    geometry: Geometry
-
-
-@dataclass(frozen=True, slots=True)
-class GpuKernel:
-    """One launch: the nest that it runs, its kernel, the memories of its buffers, and the nodes that it computes."""
-
-    nest: Nest
-    kernel: TritonKernel
-    buffers: tuple[int, ...]
-    nodes: tuple[Node, ...]
+    matrices: bool = False
+    convolutions: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class GpuProgram:
-    """A graph's kernels in order.
-
-    memories: what they touch. state: the nodes (`param`, `const`) of state, by number. results: where each of the
-    graph's outputs is. refused: nodes that have no kernel, and why.
-    """
-
-    kernels: tuple[GpuKernel, ...]
-    memories: tuple[CudaMemory, ...]
-    state: tuple[Node, ...]
-    results: tuple[tuple[Place, DType], ...]
-    arena_nbytes: int
-    refused: tuple[tuple[Node, str], ...]
-
-    def compiled(self, arch: int, cache: CodeCache | None = None) -> CudaPlan:
-        """What a GPU of a compute capability (90 for 9.0) runs.
-
-        Raises: SmeltError (S0303) if a node has no kernel; as `compile_cuda`.
-        """
-        if self.refused:
-            node, why = self.refused[0]
-            raise SmeltError(f"{node.op} cannot run on a GPU: {why}", node.span, code="S0303")
-        codes = compile_cuda([one.kernel.source for one in self.kernels], arch, cache)
-        launches = [
-            CudaLaunch(one.kernel.source.name, one.buffers, one.kernel.words, one.kernel.programs, one.nest.writes)
-            for one in self.kernels
-        ]
-        after = predecessors(self.memories, launches)
-        ordered = tuple(replace(launch, after=before) for launch, before in zip(launches, after, strict=True))
-        return CudaPlan(tuple(codes.values()), self.memories, ordered, self.arena_nbytes)
-
-
-def gpu_program(graph: Graph, is_aligned: bool = True) -> GpuProgram:
+def gpu_program(graph: Graph, is_aligned: bool = True, tf32: Tf32 = Tf32()) -> GpuProgram:
     """The kernels of an optimized graph whose sizes are known.
 
     is_aligned: every address is a multiple of 16, as those of whole tensors are; kernels for others load less at once.
     """
-    return _Planner(graph, is_aligned).run()
+    return _Planner(graph, is_aligned, tf32).run()
 
 
 def _is_static(value: Value) -> bool:
@@ -114,6 +68,7 @@ class _Block:
 class _Planner:
     graph: Graph
     is_aligned: bool
+    tf32: Tf32
     blocks: list[_Block] = field(default_factory=list)
     places: dict[Value, Place] = field(default_factory=dict)
     state: list[Node] = field(default_factory=list)
@@ -128,14 +83,17 @@ class _Planner:
         for number, value in enumerate(self.graph.inputs):
             if _is_static(value):
                 self.places[value] = self._placed("argument", number, value)
-        found = partition(self.graph, lambda built: unsupported(built.nest))
-        ends = {group.nodes[-1]: group for group in found.groups}
-        inside = {node for group in found.groups for node in group.nodes}
-        roots = {root for group in found.groups for root in group.roots}
+        units = units_of(self.graph, Facts.of(self.graph))
+        together = {node: unit.nodes for unit in units for node in unit.nodes}
+        found = partition(self.graph, lambda built: unsupported(built.nest), together.__contains__, together)
+        members: list[Group | Unit] = [*units, *found.groups]
+        ends = {one.nodes[-1]: one for one in members}
+        inside = {node for one in members for node in one.nodes}
+        roots = {root for one in members for root in one.roots}
         self.gone = {result for node in inside for result in node.results if result not in roots}
-        for node in schedule(self.graph, found.facts, [g.nodes for g in found.groups]):
+        for node in schedule(self.graph, found.facts, [one.nodes for one in members]):
             if node in ends:
-                self._group(ends[node], found)
+                self._together(ends[node], found.facts)
             elif node not in inside:
                 self._single(node)
         return self._finished()
@@ -191,8 +149,9 @@ class _Planner:
 
     # --- groups
 
-    def _group(self, group: Group, found: Partition) -> None:
-        roots = {root: self._placed("arena", 0, root) for root in group.roots}
+    def _together(self, one: Group | Unit, facts: Facts) -> None:
+        """Nodes that one kernel computes: a group, or a product with what is around it (each of its results by one)."""
+        roots = {root: self._placed("arena", 0, root) for root in one.roots}
 
         def where(value: Value) -> Memory:
             place = self._place(value)
@@ -203,26 +162,29 @@ class _Planner:
         def into(value: Value) -> Memory:
             return Memory(roots[value].memory, f"%{value.name}", roots[value].geometry)
 
+        inside = facts.inside(one.nodes)
         try:
-            built = build(group.roots, found.facts.inside(group.nodes), RULES, where, into)
-            body = tuple(mapped_statement(statement, without_vectors) for statement in built.nest.body)
-            built = replace(built, nest=replace(built.nest, body=body))
-            self._launch(group, built, stages(built.nest))
+            for stored in [(root,) for root in one.roots] if isinstance(one, Unit) else [one.roots]:
+                built = build(stored, inside, UNIT_RULES, where, into)
+                body = tuple(mapped_statement(statement, without_vectors) for statement in built.nest.body)
+                self._launch(one, replace(built, nest=replace(built.nest, body=body)))
         except Unfusible as why:
-            self.refused.append((group.nodes[-1], str(why)))
+            self.refused.append((one.nodes[-1], str(why)))
         self.places |= roots
 
-    def _launch(self, group: Group, built: Built, parts: Sequence[Stage]) -> None:
+    def _launch(self, one: Group | Unit, built: Built) -> None:
+        parts = shared_sums(built.nest) or stages(built.nest)
         reasons = [why for stage in parts if (why := unsupported(stage.nest)) is not None]
         if reasons:
             raise Unfusible(reasons[0])
+        has_tf32 = isinstance(one, Unit) and (self.tf32.convolutions if one.convolves else self.tf32.matrices)
         spare: dict[Hashable, int] = {}
         for stage in parts:
             buffers = tuple(self._buffer(stage, number, built, spare) for number in stage.buffers)
-            kernel = emit_triton(stage.nest, is_aligned=self.is_aligned)
+            kernel = emit_triton(stage.nest, is_aligned=self.is_aligned, has_tf32=has_tf32)
             for number in buffers:
                 self.blocks[number].last = len(self.kernels)
-            self.kernels.append(GpuKernel(stage.nest, kernel, buffers, tuple(group.nodes)))
+            self.kernels.append(GpuKernel(stage.nest, kernel, buffers, tuple(one.nodes)))
 
     def _buffer(self, stage: Stage, number: int, built: Built, spare: dict[Hashable, int]) -> int:
         """The memory of a stage's buffer: the whole nest's, or that of partial results."""

@@ -1,0 +1,65 @@
+"""A graph as kernels for a GPU: nests as Triton text, the memory that they touch, and the plan that they compile to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from smelt.codegen.kernels.nest import Nest
+from smelt.codegen.lower.memory.geometry import Geometry
+from smelt.codegen.triton.compile import compile_cuda
+from smelt.codegen.triton.kernel import TritonKernel
+from smelt.diag import SmeltError
+from smelt.ir import DType, Node
+from smelt.runtime.cuda.plan import CudaLaunch, CudaMemory, CudaPlan, predecessors
+from smelt.runtime.machine.cache import CodeCache
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value is: a memory's number, and how it lies in it."""
+
+    memory: int
+    geometry: Geometry
+
+
+@dataclass(frozen=True, slots=True)
+class GpuKernel:
+    """One launch: the nest that it runs, its kernel, the memories of its buffers, and the nodes that it computes."""
+
+    nest: Nest
+    kernel: TritonKernel
+    buffers: tuple[int, ...]
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProgram:
+    """A graph's kernels in order.
+
+    memories: what they touch. state: the nodes (`param`, `const`) of state, by number. results: where each of the
+    graph's outputs is. refused: nodes that have no kernel, and why.
+    """
+
+    kernels: tuple[GpuKernel, ...]
+    memories: tuple[CudaMemory, ...]
+    state: tuple[Node, ...]
+    results: tuple[tuple[Place, DType], ...]
+    arena_nbytes: int
+    refused: tuple[tuple[Node, str], ...]
+
+    def compiled(self, arch: int, cache: CodeCache | None = None) -> CudaPlan:
+        """What a GPU of a compute capability (90 for 9.0) runs.
+
+        Raises: SmeltError (S0303) if a node has no kernel; as `compile_cuda`.
+        """
+        if self.refused:
+            node, why = self.refused[0]
+            raise SmeltError(f"{node.op} cannot run on a GPU: {why}", node.span, code="S0303")
+        codes = compile_cuda([one.kernel.source for one in self.kernels], arch, cache)
+        launches = [
+            CudaLaunch(one.kernel.source.name, one.buffers, one.kernel.words, one.kernel.programs, one.nest.writes)
+            for one in self.kernels
+        ]
+        after = predecessors(self.memories, launches)
+        ordered = tuple(replace(launch, after=before) for launch, before in zip(launches, after, strict=True))
+        return CudaPlan(tuple(codes.values()), self.memories, ordered, self.arena_nbytes)
