@@ -2,7 +2,7 @@
 
     %1 = linear(%x, %w, %b); %2 = gelu(%1); %3 = add(%2, %r)      ==>      one kernel that stores %3
     %1 = relu(%x); %2 = linear(%1, %w)                            ==>      one kernel, whose operand is relu(%x)
-    %1 = linear(%x, %a); %2 = silu(%1); %3 = linear(%x, %b); %4 = mul(%2, %3)      ==>      one kernel of two products
+    %1 = linear(%x, %a); %2 = relu(%1); %3 = linear(%x, %b); %4 = mul(%2, %3)      ==>      one kernel of two products
 
 Invariant: a unit is convex: nobody but its later nodes needs what its earlier ones make.
 """
