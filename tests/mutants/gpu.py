@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _PRODUCTS = "tests/triton/test_products.py"
+_ATTENTION = "tests/triton/test_attention.py"
 
 GPU = (
     Mutant(
@@ -62,5 +63,37 @@ GPU = (
         "return _added(p, out, p.cast(total, out), call, product, idx)",
         "a product is rounded before its bias is added, and again behind it",
         (f"{_PRODUCTS}::test_a_bias_is_added_before_rounding",),
+    ),
+    Mutant(
+        "gpu attention: rescaled sums",
+        "codegen/triton/attention.py",
+        "v, sum * fade[:, None], ",
+        "v, sum, ",
+        "what was added under a smaller largest score counts too much",
+        (f"{_ATTENTION}::test_scores_are_never_stored",),
+    ),
+    Mutant(
+        "gpu attention: rows that see nothing",
+        "codegen/triton/attention.py",
+        "tl.where(total == 0.0, 1.0, total)",
+        "total + 0.0",
+        "a query whose keys are all hidden gives NaN",
+        (f"{_ATTENTION}::test_a_query_that_sees_no_key_gives_zero",),
+    ),
+    Mutant(
+        "gpu attention: heads that share keys",
+        "codegen/triton/attention.py",
+        "{self.word(self.share)} + step // {blocks}",
+        "{self.word(self.share)}",
+        "gradients of keys count one of the heads that share them several times",
+        (f"{_ATTENTION}::test_gradients_of_shared_heads_are_added",),
+    ),
+    Mutant(
+        "gpu attention: where operands begin",
+        "codegen/triton/attention.py",
+        "terms = [self.word(self.begins[name])] if self.begins[name] else []",
+        "terms = []",
+        "slices of one tensor are all read at its start",
+        (f"{_ATTENTION}::test_operands_are_parts_of_one_product",),
     ),
 )

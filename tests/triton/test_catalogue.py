@@ -36,7 +36,7 @@ def interpreted(program: GpuProgram, tensors: Sequence[Tensor]) -> list[Tensor]:
     for one in program.kernels:
         memories: list[Tensor] = []
         pointers: list[tuple[int, int, torch.dtype]] = []
-        where = [(*bases[number], buffer.dtype) for number, buffer in zip(one.buffers, one.nest.buffers, strict=True)]
+        where = [(*bases[number], dtype) for number, dtype in zip(one.buffers, one.dtypes, strict=True)]
         for memory_, offset, dtype in where:
             at = next((k for k, m in enumerate(memories) if m is memory_), len(memories))
             memories += [memory_] * (at == len(memories))

@@ -27,7 +27,7 @@ def _blocks(program: GpuProgram, form: GpuForm, arch: int) -> Iterator[str]:
     for one in program.kernels:
         launches.setdefault(one.kernel.source.name, []).append(one)
     for group in launches.values():
-        yield "\n".join([_head(group), *(f"# {line}" for line in str(group[0].nest).splitlines())])
+        yield "\n".join([_head(group), *(f"# {line}" for line in group[0].text.splitlines())])
         source = group[0].kernel.source
         yield str(group[0].kernel) if form == "triton" else stage_texts(source, arch)["ptx"]
     refused = Counter(f"{node.op}: {why}" for node, why in program.refused)

@@ -13,7 +13,6 @@ loaded before it stores.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 
 from smelt.codegen.kernels.graph import Graph, StoreValue, Value, operand_dtype
@@ -23,8 +22,8 @@ from smelt.codegen.kernels.simplify import simplify_nest
 from smelt.codegen.triton.contraction import Tile, contraction
 from smelt.codegen.triton.dot import Dots
 from smelt.codegen.triton.frame import Frame
-from smelt.codegen.triton.helpers import HELPERS, used
-from smelt.codegen.triton.kernel import PLACEHOLDER, TritonKernel, TritonSource
+from smelt.codegen.triton.helpers import HEADER, functions
+from smelt.codegen.triton.kernel import TritonKernel, TritonSource
 from smelt.codegen.triton.layout import FORMS, Form, Layout, choose, fits, with_tile
 from smelt.codegen.triton.reduce import Reducer
 from smelt.codegen.triton.values import Values
@@ -33,7 +32,6 @@ from smelt.diag import InternalError
 from smelt.ir import DType
 from smelt.ir.sizes import MARK, ceil_div
 
-_HEADER = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
 _ADDED = (DType.I32, DType.I64, DType.F16, DType.BF16, DType.F32, DType.F64)
 """Elements that a GPU adds to in memory."""
 
@@ -75,16 +73,14 @@ def emit_triton(
 
 def _kernel(frame: Frame, layout: Layout, is_aligned: bool) -> TritonKernel:
     lines = frame.lines
-    functions = "".join(f"\n\n@triton.jit\n{HELPERS[name]}\n" for name in used(lines))
-    text = f"{_HEADER}{functions}\n\n@triton.jit\n{frame.finish(lines)}\n"
+    text = f"{HEADER}{functions(lines)}\n\n@triton.jit\n{frame.finish(lines)}\n"
     pointers = tuple(pointer_type(buffer.dtype) for buffer in frame.nest.buffers)
     multiples = tuple(word.multiple for word in frame.words)
     source = TritonSource(
         "", text, pointers, multiples, frame.is_wide, frame.constants(), layout.warps, frame.can_fail, is_aligned,
         layout.stages,
     )  # fmt: skip
-    name = f"smelt_{layout.form}_{source.digest[:16]}"
-    source = replace(source, name=name, text=text.replace(f"def {PLACEHOLDER}(", f"def {name}("))
+    source = source.named(layout.form)
     return TritonKernel(source, layout.form, tuple(word.value for word in frame.words), _programs(frame.nest, layout))
 
 

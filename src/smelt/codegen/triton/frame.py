@@ -34,6 +34,15 @@ class Text:
     numbers: int = 0
     can_fail: bool = False
 
+    def word(self, value: int) -> str:
+        """A number as text: 0 and 1 themselves, others a word, the same for equal ones."""
+        if value in (0, 1):
+            return str(value)
+        if value not in self.known:
+            self.known[value] = f"w{len(self.words)}"
+            self.words.append(Word.of(value))
+        return self.known[value]
+
 
 @dataclass(frozen=True, slots=True)
 class Axis:
@@ -113,13 +122,7 @@ class Frame:
 
     def word(self, value: int) -> str:
         """A number as text: 0 and 1 themselves, others a word, the same for equal ones."""
-        if value in (0, 1):
-            return str(value)
-        known = self.text.known
-        if value not in known:
-            known[value] = f"w{len(self.words)}"
-            self.words.append(Word.of(value))
-        return known[value]
+        return self.text.word(value)
 
     def _reach(self, index: Index) -> int:
         reach = abs(index.offset)

@@ -206,3 +206,12 @@ def used(lines: Iterable[str]) -> tuple[str, ...]:
         found |= names
         pending += [line for name in names for line in HELPERS[name].split("\n")[1:] if '"""' not in line]
     return tuple(name for name in HELPERS if name in found)
+
+
+HEADER: Final = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
+"""The first lines of every kernel's text."""
+
+
+def functions(lines: Iterable[str]) -> str:
+    """The text of the functions that lines of a kernel call."""
+    return "".join(f"\n\n@triton.jit\n{HELPERS[name]}\n" for name in used(lines))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 PLACEHOLDER: Final = "KERNEL"
@@ -62,13 +62,18 @@ class TritonSource:
         parts = (self.text, self.parameters, self.multiples, self.constants, self.warps, self.is_aligned, self.stages)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
+    def named(self, form: str) -> TritonSource:
+        """The same under the name that stands for all of it."""
+        name = f"smelt_{form}_{self.digest[:16]}"
+        return replace(self, name=name, text=self.text.replace(f"def {PLACEHOLDER}(", f"def {name}("))
+
 
 @dataclass(frozen=True, slots=True)
 class TritonKernel:
     """A nest's kernel with its words and the number of its programs, each of which is a block of threads."""
 
     source: TritonSource
-    form: Literal["flat", "tile", "rows", "chunk", "serial", "dot"]
+    form: Literal["flat", "tile", "rows", "chunk", "serial", "dot", "attention"]
     words: tuple[int, ...]
     programs: int
 

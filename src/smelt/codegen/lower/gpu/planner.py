@@ -20,6 +20,7 @@ from smelt.codegen.fusion.pull import Memory
 from smelt.codegen.fusion.rules.activations import without_vectors
 from smelt.codegen.fusion.schedule import schedule
 from smelt.codegen.fusion.tidy import mapped_statement
+from smelt.codegen.lower.gpu.attentions import ATTENTIONS, attention_launches
 from smelt.codegen.lower.gpu.program import GpuKernel, GpuProgram, Place
 from smelt.codegen.lower.gpu.sharing import shared_sums
 from smelt.codegen.lower.gpu.units import UNIT_RULES, Unit, units_of
@@ -27,7 +28,7 @@ from smelt.codegen.lower.memory.arena import Lifetime, aligned, plan_offsets
 from smelt.codegen.lower.memory.geometry import Geometry, view_geometry
 from smelt.codegen.lower.memory.sharing import view_source
 from smelt.codegen.triton.emit import emit_triton, unsupported
-from smelt.ir import Graph, Node, TensorType, Value
+from smelt.ir import Graph, Node, TensorType, Value, print_node
 from smelt.runtime.cuda.plan import CudaMemory
 
 _STATE = ("param", "buffer", "const", "global")
@@ -114,12 +115,36 @@ class _Planner:
             self.state.append(node)
         elif view_source(node) in self.gone:
             self.gone.update(node.results)
+        elif node.op in ATTENTIONS and all(map(_is_static, node.operands())):
+            self._attention(node)
         elif not self._is_view(node):
             self.refused.append((node, "it has no kernel for a GPU"))
             for result in node.results:
                 # The kernels behind it can be shown all the same.
                 if _is_static(result):
                     self.places[result] = self._placed("arena", 0, result)
+
+    def _attention(self, node: Node) -> None:
+        def geometry(value: Value) -> Geometry:
+            place = self._place(value)
+            if place is None:
+                raise Unfusible(f"%{value.name} is in no memory of a GPU")
+            return place.geometry
+
+        try:
+            launches = attention_launches(node, geometry, self.is_aligned, self.tf32.matrices)
+        except Unfusible as why:
+            self.refused.append((node, str(why)))
+            launches = []
+        for result in node.results:
+            if _is_static(result):
+                self.places[result] = self._placed("arena", 0, result)
+        for one in launches:
+            buffers = tuple(self.places[value].memory for value in one.values)
+            for number in buffers:
+                self.blocks[number].last = len(self.kernels)
+            dtypes = tuple(v.type.dtype for v in one.values if isinstance(v.type, TensorType))
+            self.kernels.append(GpuKernel(one.kernel, buffers, dtypes, one.writes, (node,), print_node(node)))
 
     def _is_view(self, node: Node) -> bool:
         """Whether a node only says how memory is looked at; its results are placed then."""
@@ -184,7 +209,7 @@ class _Planner:
             kernel = emit_triton(stage.nest, is_aligned=self.is_aligned, has_tf32=has_tf32)
             for number in buffers:
                 self.blocks[number].last = len(self.kernels)
-            self.kernels.append(GpuKernel(stage.nest, kernel, buffers, tuple(one.nodes)))
+            self.kernels.append(GpuKernel.of(stage.nest, kernel, buffers, tuple(one.nodes)))
 
     def _buffer(self, stage: Stage, number: int, built: Built, spare: dict[Hashable, int]) -> int:
         """The memory of a stage's buffer: the whole nest's, or that of partial results."""

@@ -24,12 +24,23 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class GpuKernel:
-    """One launch: the nest that it runs, its kernel, the memories of its buffers, and the nodes that it computes."""
+    """One launch: its kernel, the memories of its buffers with their elements' dtypes, the positions of those that it
+    writes, and the nodes that it computes. text: what it does, for people; nest: the nest that it runs, if it is one.
+    """
 
-    nest: Nest
     kernel: TritonKernel
     buffers: tuple[int, ...]
+    dtypes: tuple[DType, ...]
+    writes: tuple[int, ...]
     nodes: tuple[Node, ...]
+    text: str
+    nest: Nest | None = None
+
+    @staticmethod
+    def of(nest: Nest, kernel: TritonKernel, buffers: tuple[int, ...], nodes: tuple[Node, ...]) -> GpuKernel:
+        """A nest's launch."""
+        dtypes = tuple(buffer.dtype for buffer in nest.buffers)
+        return GpuKernel(kernel, buffers, dtypes, nest.writes, nodes, str(nest), nest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +68,7 @@ class GpuProgram:
             raise SmeltError(f"{node.op} cannot run on a GPU: {why}", node.span, code="S0303")
         codes = compile_cuda([one.kernel.source for one in self.kernels], arch, cache)
         launches = [
-            CudaLaunch(one.kernel.source.name, one.buffers, one.kernel.words, one.kernel.programs, one.nest.writes)
+            CudaLaunch(one.kernel.source.name, one.buffers, one.kernel.words, one.kernel.programs, one.writes)
             for one in self.kernels
         ]
         after = predecessors(self.memories, launches)

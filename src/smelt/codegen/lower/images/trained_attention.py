@@ -43,7 +43,7 @@ def lower_flash(ctx: Context, node: Node) -> bool:
         mask,
         scale_after=_scale(call, operands[0]),
         is_causal=bool(call["is_causal"]),
-        logarithms=_column(operand_of(logarithms, eager_place)),
+        logarithms=column_of(operand_of(logarithms, eager_place)),
     )
     work = kernel_of(attention, isa)
     if work is None:
@@ -68,7 +68,7 @@ def lower_flash_backward(ctx: Context, node: Node) -> bool:
         return False
     of_q, of_k, of_v = (operand_of(v, eager_place) for v in node.results)
     q, k, v = operands
-    sums = _column(operand_of(values[5], ctx.place))
+    sums = column_of(operand_of(values[5], ctx.place))
     scale, is_causal = _scale(call, q), bool(call["is_causal"])
     backward = Backward(grad, q, k, v, out, sums, of_q, of_k, of_v, mask, scale, is_causal)
     work = backward_of(backward, isa)
@@ -107,7 +107,7 @@ def _operands(
     return None if masks is None else ((q, k, v), masks)
 
 
-def _column(rows: Operand) -> Operand:
+def column_of(rows: Operand) -> Operand:
     """A number for each query, [1, b, h, s], as [b, h, s, 1]."""
     _, *sizes = rows.sizes
     _, *strides = rows.strides
