@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,12 +15,13 @@ from smelt.capture.staging.flow.stops import AS_NATIVE, TOO_LONG, TOO_MANY
 from smelt.compiler.long_loops import with_long_loops
 from smelt.compiler.object.compiled_types import NeedsGradients, ObservedProgram
 from smelt.compiler.object.originals import move_originals
+from smelt.compiler.programs.narrow_layers import NARROW
 from smelt.compiler.replayable import acts_repeatably
 from smelt.compiler.source_digest import begin_source_digest
 from smelt.compiler.staged import staged_unit
 from smelt.compiler.training.training import training_unit
 from smelt.compiler.unit import Unit
-from smelt.diag import Options
+from smelt.diag import Options, SmeltWarning, user_level
 
 
 def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options) -> Unit:
@@ -44,6 +46,13 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     if captured.has_history:
         if not options.train:
             raise NeedsGradients
+        if options.dtype in NARROW:
+            warnings.warn(
+                f"{fn.name} is computed in f32, not {options.dtype}, where gradients are needed: whole numbers of "
+                "steps have none; call it in torch.no_grad(), or with parameters that need none",
+                SmeltWarning, stacklevel=user_level(),
+            )  # fmt: skip
+            options = replace(options, dtype="default")
         with fn.as_before():
             unit = _training(fn, captured, args, kwargs, options)
         unit.moved = moved

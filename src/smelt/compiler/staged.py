@@ -89,6 +89,8 @@ def staged_unit(
             unit = training_unit(staged, options, args, kwargs)
         else:
             unit = unit_of(staged, options)
+            if staged.signature is not None:
+                unit.keep_sample(staged.signature.flatten(args, kwargs))
         if is_wide and not _is_for(unit.captured, args, kwargs):
             return None, "what its passes rely on does not hold for this call"
         unit.stages_ms["staging run"] = round((perf_counter() - start) * 1000, 3)

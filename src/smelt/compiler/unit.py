@@ -44,6 +44,7 @@ from smelt.compiler.paths import (
     outcomes,
 )
 from smelt.compiler.pipeline import functional_graph, optimized_graph
+from smelt.compiler.programs.narrow_layers import NARROW, Narrowed, narrowed, narrowed_alike
 from smelt.compiler.programs.precision import Precision, output_errors, why_not_repeatable
 from smelt.compiler.sizes.forms import checks_of, forms_of, free_spots
 from smelt.compiler.sizes.size_conditions import symbols_in, with_conditions
@@ -76,6 +77,7 @@ class Unit:
     lookup: (kind, path) -> the live tensor of a parameter, buffer or captured value.
     stages_ms: wall time of each stage of the compilation.
     sample: copies of the inputs of the first call, kept where the program computes in another precision than written.
+    narrowed: which of its linear layers are over few bits, where that was asked for and is decided.
     why_paths: why a program whose way depends on data is not one graph for all ways. why_fixed: why sizes and numbers
     that were to be free are not. background: what is left to do when calls are answered already is done in another
     thread. ledger: what plans for further sizes may take.
@@ -92,6 +94,7 @@ class Unit:
     optimized: Graph | None = None
     lowered: Lowered | None = None
     sample: list[torch.Tensor] | None = None
+    narrowed: Narrowed | None = None
     why_paths: str = ""
     why_fixed: str = ""
     why_not_kept: str = ""
@@ -180,10 +183,20 @@ class Unit:
         if self.optimized is None:
             start = perf_counter()
             with no_autocast():
-                self.optimized, records = optimized_graph(self.graph, self.options, self.lookup, self.symbols)
+                graph, records = optimized_graph(self.graph, self.options, self.lookup, self.symbols)
+                self.optimized = self.narrow(graph)
             self.passes.extend(records)
             self.stages_ms["passes"] = _since(start)
         return self.optimized
+
+    def narrow(self, graph: Graph) -> Graph:
+        """An optimized graph with layers over few bits, where these were asked for: decided once, on the sample."""
+        if self.options.dtype not in NARROW:
+            return graph
+        if self.narrowed is not None:
+            return narrowed_alike(graph, self.options, self.narrowed)
+        made, self.narrowed = narrowed(self.captured.name, graph, self.options, self.lookup, self.sample)
+        return made
 
     @property
     def executable(self) -> Executable | None:
@@ -213,7 +226,9 @@ class Unit:
         """The plan from disk, where a process has lowered this graph before, else made now and kept there."""
         start = perf_counter()
         # Of sizes that are known at run time only, plans are made from one that is for many.
-        kept = KeptPlans.of(self.options) if self.symbols is None and self.optimized is None else None
+        # So are those with layers that these very weights and inputs decide on.
+        is_told = self.symbols is None and self.optimized is None and self.options.dtype not in NARROW
+        kept = KeptPlans.of(self.options) if is_told else None
         key = None if kept is None else kept.key(self.graph)
         if kept is not None and key is not None:
             again = partial(_optimized, self.graph, self.options, self.lookup)

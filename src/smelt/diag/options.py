@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from smelt.diag.loops import LoopStep, Parallel, Tile, Unroll, Vectorize
 from smelt.diag.records import record
 
 Numerics = Literal["default", "fast", "eager-library"]
-Products = Literal["default", "bf16"]
+Products = Literal["default", "bf16", "int8", "int4"]
 _NAME_LISTS = ("skip", "enable")
 _COUNTS = ("stop_after", "cache_limit_mb")
 _LOOP_STEPS = (Tile, Vectorize, Unroll, Parallel)
@@ -23,11 +24,12 @@ _ALLOWED = {
     "enable": "a list of names",
     "stop_after": "a number of passes, 0 or more, or None",
     "cache_limit_mb": "a number of megabytes, 0 or more",
-    "dtype": "one of default, bf16",
+    "dtype": "one of default, bf16, int8, int4",
+    "max_error": "a number above 0, or None",
     "memory_budget": "a number from 0 to 1",
     "loops": "a list of steps on the loops of kernels, as a schedule takes them",
 }
-_WORDS = {"numerics": ("default", "fast", "eager-library"), "dtype": ("default", "bf16")}
+_WORDS = {"numerics": ("default", "fast", "eager-library"), "dtype": ("default", "bf16", "int8", "int4")}
 
 
 def _default_cache_dir() -> str:
@@ -67,7 +69,11 @@ class Options:
         default is `SMELT_CACHE_DIR`, else smelt's folder in the user's cache (~/.cache/smelt).
     measure: let kernels be chosen by timing them once at compile time.
     dtype: "bf16" computes the large f32 products of a program in bf16; everything else, and the dtypes of all results,
-        stay unchanged (docs/decisions, bf16). "default" computes in the dtypes of the program.
+        stay unchanged (docs/decisions, bf16). "int8" computes linear layers over bytes, "int4" over weights of 4 bits,
+        as many of them as `max_error` allows (docs/decisions, few bits). "default" computes in the dtypes of the
+        program.
+    max_error: with "int8" and "int4", the greatest error of an output: the root of the mean square of its difference
+        to the program in f32, divided by the root of its own, on the inputs of the first call. None: 0.05 and 0.25.
     release_originals: free the memory of weights that a packed copy has replaced; the parameters stay readable and
         writable, from a file (docs/decisions, released originals).
     code_weights: compress large f32 weights losslessly to 28 bits an element, if products of at most four rows read
@@ -102,6 +108,7 @@ class Options:
     cache_limit_mb: int = 512
     measure: bool = True
     dtype: Products = "default"
+    max_error: float | None = None
     release_originals: bool = False
     profile: bool = False
     code_weights: bool = True
@@ -147,7 +154,8 @@ class Options:
             "strict": (bool,), "deterministic": (bool,), "numerics": (str,), "skip": (tuple,),
             "enable": (tuple,),
             "stop_after": (int, type(None)), "dump": (str,), "verify": (bool,), "cache_dir": (str,),
-            "cache_limit_mb": (int,), "measure": (bool,), "dtype": (str,), "release_originals": (bool,),
+            "cache_limit_mb": (int,), "measure": (bool,), "dtype": (str,),
+            "max_error": (float, int, type(None)), "release_originals": (bool,),
             "profile": (bool,), "code_weights": (bool,), "own_kernels": (bool,), "loops": (tuple,),
             "keep_plans": (bool,), "adaptive": (bool,), "train": (bool,), "memory_budget": (float, int),
         }  # fmt: skip
@@ -162,6 +170,8 @@ class Options:
                 wrong = wrong or value < 0
             elif name == "memory_budget" and not wrong:
                 wrong = not 0 <= value <= 1
+            elif name == "max_error" and not wrong and value is not None:
+                wrong = not 0 < value < inf
             if wrong or (name in _WORDS and value not in _WORDS[name]):
                 allowed = _ALLOWED.get(name, types[0].__name__)
                 raise SmeltError(

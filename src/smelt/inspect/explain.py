@@ -17,6 +17,7 @@ from smelt.compiler.doors.dynamo import graphs_of
 from smelt.compiler.object.compiled import dispatcher_of
 from smelt.compiler.object.miss_texts import joined_misses
 from smelt.compiler.paths import reading
+from smelt.compiler.programs.narrow_layers import Narrowed, allowed_error
 from smelt.compiler.sizes.size_texts import readable
 from smelt.compiler.split.splitting_report import break_rows, piece_rows
 from smelt.compiler.training.training import TrainingUnit
@@ -398,6 +399,8 @@ def _precision(parts: Sequence[Part]) -> list[Row]:
         unit = part.unit
         if unit.options.dtype == "default":
             continue
+        if unit.narrowed is not None:
+            rows += part.rows(_layers(unit.narrowed))
         found = unit.precision()
         if found is None:
             rows += part.rows([{"note": "not measured: nothing was called yet"}])
@@ -412,9 +415,21 @@ def _precision(parts: Sequence[Part]) -> list[Row]:
     return rows
 
 
+def _layers(narrowed: Narrowed) -> list[Row]:
+    """The linear layers of a program that was to be over few bits: which are, and why others are not."""
+    return [
+        {"layer": f"{layer.module}, {layer.sizes[0]} x {layer.sizes[1]}", "dtype": layer.dtype,
+         "relative to rms": layer.own, "note": f"falls back to f32: {layer.why}" if layer.why else ""}
+        for layer in narrowed.layers
+    ]  # fmt: skip
+
+
 def _narrowed(unit: Unit) -> str:
-    """How many products of a unit run in bf16."""
-    if unit.optimized is None:
+    """How many products of a unit run in bf16, or how many linear layers over few bits."""
+    if unit.narrowed is not None:
+        few, all_ = len(unit.narrowed.chosen), len(unit.narrowed.layers)
+        return f"{few} of {all_} linear layers in {unit.options.dtype}, at most {allowed_error(unit.options):g} allowed"
+    if unit.optimized is None or unit.options.dtype != "bf16":
         return ""
     found = [n for n in unit.optimized.walk() if n.op in PRODUCT_OPS]
     narrow = sum(isinstance(n.result.type, TensorType) and n.result.type.dtype is DType.BF16 for n in found)

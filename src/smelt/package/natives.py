@@ -16,6 +16,7 @@ from smelt.codegen.contract.coding import Coding, coding_source
 from smelt.codegen.contract.packing import Packing, packing_source
 from smelt.codegen.llvm.isa import AVX2, AVX512, NEON, Isa
 from smelt.codegen.llvm.objects import compile_kernels
+from smelt.codegen.lower.products.packed_weight import Narrow
 from smelt.codegen.lower.result import Lookup, Lowered
 from smelt.codegen.lower.static import held as lowering
 from smelt.codegen.lower.static.held import Live, PackedFilters, Panels, made_now
@@ -177,6 +178,8 @@ class NativeWriter:
         weight = weight.contiguous() if is_dense else weight
         along_columns = weight.stride(1) == 1
         form = made.form
+        if isinstance(form, Narrow):
+            raise plan_json.NotWritten("a weight is over few bits")
         if isinstance(form, Packing):
             source, panels, dtype = packing_source(form.tiling, along_columns), form.nelements, weight.dtype
         else:

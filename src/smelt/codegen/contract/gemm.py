@@ -61,7 +61,8 @@ class Gemm:
     def walk(self) -> Walk:
         """How tiles go along K."""
         is_packed = self.right == "packed"
-        return Walk(self.unit, dense=self.right != "rows", ahead=is_packed, tiled=self.tiled, packed=is_packed)
+        is_ahead = is_packed and self.tiling.kind != "pairs"
+        return Walk(self.unit, dense=self.right != "rows", ahead=is_ahead, tiled=self.tiled, packed=is_packed)
 
     @property
     def scratch_nbytes(self) -> int:
@@ -95,13 +96,20 @@ class GemmDriver(Driver):
         helpers = [strip_function(self.tiling, width, heights, self.walk) for width, heights in tiles.items()]
         for width, heights in tiles.items():
             helpers.extend(tile_function(self.tiling, height, width, self.walk) for height in heights)
-        if self.lies == "rows":
-            helpers.append(pack_rows(self.tiling))
-        elif self.lies == "columns":
-            helpers.append(pack_columns(self.tiling))
+        helpers.extend(self.packings())
         with self.fn.loop("%begin", "%end") as item:
             self._item(item.index)
         return self.fn, helpers
+
+    def packings(self) -> list[FunctionText]:
+        """What packs a block of the right matrix into scratch memory, where it lies in no panels."""
+        packings = {"rows": pack_rows, "columns": pack_columns}
+        return [packings[self.lies](self.tiling)] if self.lies in packings else []
+
+    @property
+    def block_at(self) -> int:
+        """Where scratch memory has that block."""
+        return _SUM_ROWS * self.tiling.panel * self.tiling.sum_nbytes
 
     def _heights(self, width: int) -> tuple[int, ...]:
         """Row counts with a tile: all in a full panel, the greatest and one in a narrow one, which is rare."""
@@ -139,12 +147,12 @@ class GemmDriver(Driver):
         count = minimum(fn, word["block_terms"], fn.let(f"sub nsw i64 {word['k']}, {k}", "i"))
         a = fn.gep("i8", left, self.nbytes(fn.mul(k, word["left_k"])))
         b, step = self._panel_block(k, count, right, columns)
-        groups = fn.let(f"lshr i64 {count}, 1", "i") if tiling.group == 2 else count
+        groups = fn.let(f"udiv i64 {count}, {tiling.group}", "i") if tiling.group > 1 else count
         arguments = {"a_row": self.nbytes(word["left_row"]), "a_k": self.nbytes(fn.mul(word["left_k"], tiling.group)),
                      "b_k": step, "b_panel": self.nbytes(word["right_panel"]), "sums": "%scratch", "height": rows,
                      **self._ahead(b, groups, rows)}  # fmt: skip
         self._strips(columns, a=a, b=b, k=groups, **arguments)
-        if tiling.group == 2:
+        if tiling.kind == "bf16":
             with fn.when(fn.let(f"trunc i64 {count} to i1", "b")):
                 # The odd last column of the left matrix, each element with a zero beside it.
                 pairs = fn.alloca("i32", _SUM_ROWS)
@@ -170,7 +178,7 @@ class GemmDriver(Driver):
         if self.lies == "packed":
             groups = fn.let(f"udiv i64 {k}, {tiling.group}", "i") if tiling.group > 1 else k
             return fn.gep("i8", right, fn.mul(groups, nbytes)), nbytes
-        block = fn.gep("i8", "%scratch", _SUM_ROWS * tiling.panel * tiling.sum_nbytes)
+        block = fn.gep("i8", "%scratch", self.block_at)
         if self.lies == "columns":
             fn.do(pack_call(fn.gep("i8", right, self.nbytes(k)), step, count, columns, block))
             return block, nbytes

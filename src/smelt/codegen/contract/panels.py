@@ -13,7 +13,8 @@ from smelt.codegen.contract.vectors import lane_mask, masked_load, shuffled
 from smelt.codegen.llvm.text import FunctionText
 
 PACK = "pack"
-_PARAMETERS = "ptr %b, i64 %stride, i64 %k, i64 %columns, ptr %block"
+PARAMETERS = "ptr %b, i64 %stride, i64 %k, i64 %columns, ptr %block"
+"""What such a function takes."""
 
 
 def pack_call(b: str, stride: str, k: str, columns: str, block: str) -> str:
@@ -23,7 +24,7 @@ def pack_call(b: str, stride: str, k: str, columns: str, block: str) -> str:
 
 def pack_rows(tiling: Tiling) -> FunctionText:
     """`b.n` is 1: rows of the panel are copied. %stride: bytes from one k to the next."""
-    fn = FunctionText(PACK, _PARAMETERS, result="internal void")
+    fn = FunctionText(PACK, PARAMETERS, result="internal void")
     lanes, nbytes = tiling.lanes, tiling.element_nbytes
     vector = f"<{lanes} x i16>" if tiling.kind == "bf16" else tiling.vector
     masks = [lane_mask(fn, lanes, fn.let(f"sub nsw i64 %columns, {j * lanes}", "i")) for j in range(tiling.vectors)]
@@ -54,7 +55,7 @@ def _pairs(fn: FunctionText, lanes: int, low: str, high: str) -> str:
 
 def pack_columns(tiling: Tiling) -> FunctionText:
     """`b.k` is 1: squares are transposed in registers. %stride: bytes from one column to the next."""
-    fn = FunctionText(PACK, _PARAMETERS, result="internal void")
+    fn = FunctionText(PACK, PARAMETERS, result="internal void")
     lanes, group = tiling.lanes, tiling.group
     vector = f"<{lanes} x i32>" if tiling.kind == "bf16" else tiling.vector
     last = fn.let("sub nsw i64 %columns, 1", "i")

@@ -31,7 +31,7 @@ from smelt.ir.sizes import blind, equals, is_one, is_symbolic, late, size_max, s
 from smelt.runtime.machine.cpu import data_cache_nbytes, last_cache_nbytes, memory_nbytes
 
 # Estimates of one core, for the grain of threads: what a tile computes and memory delivers, and a chunk worth claiming.
-_FLOPS_PER_NS, BYTES_PER_NS, _CHUNK_NS = 100.0, 20.0, 10_000.0
+FLOPS_PER_NS, BYTES_PER_NS, _CHUNK_NS = 100.0, 20.0, 10_000.0
 _CHUNKS = 16
 # Columns of an item of dot products.
 _DOT_COLUMNS = 32
@@ -191,7 +191,7 @@ def _words_of_both(
     if m <= max(HEIGHTS):
         far, items, item_ns = _dots_cut(tiling, m, n, k, 1)
         return _Chosen(0, step, _dot_columns(tiling), far, BLOCK), items, item_ns
-    rows, terms, items, item_ns = _gemm_cut(tiling, m, n, k, 1)
+    rows, terms, items, item_ns = gemm_cut(tiling, m, n, k, 1)
     return _Chosen(panel, panel_step, rows, 1, terms), items, item_ns
 
 
@@ -217,7 +217,7 @@ def _dots_cut(tiling: Tiling, m: int, n: int, k: int, batch: int) -> tuple[int, 
     """(whether the matrix is far, items, the cost of one)."""
     columns = _dot_columns(tiling)
     nbytes = min(columns, n) * k * tiling.element_nbytes
-    item_ns = nbytes * max(1.0 / BYTES_PER_NS, m / (4 * _FLOPS_PER_NS))
+    item_ns = nbytes * max(1.0 / BYTES_PER_NS, m / (4 * FLOPS_PER_NS))
     return int(not is_near(n * k * tiling.element_nbytes)), batch * _ceil(n, columns), item_ns
 
 
@@ -331,7 +331,7 @@ def _parts_cut(tiling: Tiling, n: int, k: int) -> tuple[int, int]:
 def _gemm(
     isa: Isa, tiling: Tiling, right: Right, problem: Problem, batch: int, bound: Bound, tiled: bool
 ) -> ProductPlan:
-    rows, terms, items, item_ns = _gemm_cut(tiling, problem.m, problem.n, problem.k, batch)
+    rows, terms, items, item_ns = gemm_cut(tiling, problem.m, problem.n, problem.k, batch)
     if tiled and rows < problem.m:
         rows = _ceil(rows, tiling.rows) * tiling.rows
         items = batch * _ceil(problem.n, tiling.panel) * _ceil(problem.m, rows)
@@ -363,12 +363,12 @@ def _are_multiples(of: int, *sizes: int) -> bool:
 
 
 @late
-def _gemm_cut(tiling: Tiling, m: int, n: int, k: int, batch: int) -> tuple[int, int, int, float]:
+def gemm_cut(tiling: Tiling, m: int, n: int, k: int, batch: int) -> tuple[int, int, int, float]:
     """(rows of an item, terms of a chain, items, the cost of one)."""
     panels = batch * _ceil(n, tiling.panel)
-    rows = _block_rows(tiling, m, k, panels)
+    rows = block_rows(tiling, m, k, panels)
     columns = min(tiling.panel, _ceil(n, tiling.lanes) * tiling.lanes)
-    work = 2.0 * min(rows, m) * columns * k / tiling.group / _FLOPS_PER_NS
+    work = 2.0 * min(rows, m) * columns * k / tiling.group / FLOPS_PER_NS
     item_ns = max(work, columns * k * tiling.element_nbytes / BYTES_PER_NS)
     return rows, _block_terms(tiling, m), panels * _ceil(m, rows), item_ns
 
@@ -382,10 +382,10 @@ def _block_terms(tiling: Tiling, m: int) -> int:
     return min(BLOCK, _FEW_ROWS_CHAIN * chains_of(tiling, height, tiling.vectors))
 
 
-def _block_rows(tiling: Tiling, m: int, k: int, panels: int) -> int:
+def block_rows(tiling: Tiling, m: int, k: int, panels: int) -> int:
     """Rows of an item: as many as stay in cache, fewer where there would be too few items to share."""
     blocks = _ceil(m, MAX_ROWS)
-    total_ns = 2.0 * m * k * panels * tiling.panel / tiling.group / _FLOPS_PER_NS
+    total_ns = 2.0 * m * k * panels * tiling.panel / tiling.group / FLOPS_PER_NS
     wanted = min(_CHUNKS, int(total_ns / _CHUNK_NS))
     if panels * blocks < wanted:
         blocks = min(_ceil(wanted, panels), max(m // (2 * tiling.rows), blocks))

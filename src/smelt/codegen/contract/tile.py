@@ -72,7 +72,8 @@ def tile_function(tiling: Tiling, rows: int, vectors: int, walk: Walk) -> Functi
     starts = _tile_rows(fn, tiling, rows) if walk.tiled else _row_starts(fn, rows)
     is_whole = (rows, vectors) == (tiling.rows, tiling.vectors)
     chains = chains_of(tiling, rows, vectors)
-    turn = walk.turn if is_whole else chains
+    # Of whole numbers LLVM adds the products of a turn up first, for which there are no registers.
+    turn = 1 if is_whole and tiling.kind == "pairs" else walk.turn if is_whole else chains
     carried = [("i64", "0"), ("ptr", "%b"), *[(tiling.vector, "zeroinitializer")] * (rows * vectors * chains)]
     parts = [("0", "%k", 1)]
     if turn > 1:
@@ -94,15 +95,15 @@ def tile_function(tiling: Tiling, rows: int, vectors: int, walk: Walk) -> Functi
                     prefetch(fn, line)
                 one.next = fn.let(f"getelementptr i8, ptr {one.now}, i64 %next.step", "p")
         carried = [(one.type, one.last) for one in state]
-    sums = [one.last for one in state[2:]]
+    sums, plus = [one.last for one in state[2:]], "add" if tiling.is_integer else "fadd"
     while len(sums) > rows * vectors:
         half = len(sums) // 2
-        sums = [fn.let(f"fadd {tiling.vector} {a}, {b}") for a, b in zip(sums[:half], sums[half:], strict=True)]
+        sums = [fn.let(f"{plus} {tiling.vector} {a}, {b}") for a, b in zip(sums[:half], sums[half:], strict=True)]
     for i in range(rows):
         for j in range(vectors):
             to = fn.gep("i8", "%sums", (i * tiling.panel + j * tiling.lanes) * tiling.sum_nbytes)
             before = fn.load(tiling.vector, to, tiling.sum_nbytes)
-            total = fn.let(f"fadd {tiling.vector} {before}, {sums[i * vectors + j]}")
+            total = fn.let(f"{plus} {tiling.vector} {before}, {sums[i * vectors + j]}")
             fn.store(tiling.vector, total, to, tiling.sum_nbytes)
     return fn
 
@@ -129,7 +130,8 @@ def _one_k(
         left = _broadcast_left(fn, tiling, fn.let(f"getelementptr i8, ptr {start}, i64 {offset}", "p"))
         for j in range(vectors):
             sums[i * vectors + j] = multiply_add(fn, tiling, left, right[j], sums[i * vectors + j])
-    step = str(nbytes if walk.unit else tiling.rows * nbytes if walk.tiled else "%a.k")
+    left_nbytes = tiling.left_nbytes
+    step = str(left_nbytes if walk.unit else tiling.rows * left_nbytes if walk.tiled else "%a.k")
     offset = fn.let(f"add nsw i64 {offset}, {step}", "i")
     at = fn.let(f"getelementptr i8, ptr {at}, i64 {walk.panel(tiling).row_nbytes if walk.dense else '%b.k'}", "p")
     return [offset, at], sums
@@ -158,6 +160,11 @@ def _row_starts(fn: FunctionText, rows: int) -> list[str]:
 def _load_right(fn: FunctionText, tiling: Tiling, at: str) -> str:
     if tiling.kind == "bf16":
         return fn.load(f"<{2 * tiling.lanes} x bfloat>", at, 2)
+    if tiling.kind == "pairs":
+        words = f"<{2 * tiling.lanes} x i16>"
+        return fn.let(f"sext <{2 * tiling.lanes} x i8> {fn.load(f'<{2 * tiling.lanes} x i8>', at, 1)} to {words}")
+    if tiling.kind == "quads":
+        return fn.load(f"<{4 * tiling.lanes} x i8>", at, 1)
     return fn.load(tiling.vector, at, tiling.element_nbytes)
 
 
@@ -165,12 +172,27 @@ def _broadcast_left(fn: FunctionText, tiling: Tiling, at: str) -> str:
     if tiling.kind == "bf16":
         pair = splat(fn, "i32", tiling.lanes, fn.load("i32", at, 2))
         return fn.let(f"bitcast <{tiling.lanes} x i32> {pair} to <{2 * tiling.lanes} x bfloat>")
+    if tiling.is_integer:
+        group = splat(fn, "i32", tiling.lanes, fn.load("i32", at, tiling.element_nbytes))
+        elements = f"<{tiling.group * tiling.lanes} x i{8 * tiling.element_nbytes}>"
+        return fn.let(f"bitcast <{tiling.lanes} x i32> {group} to {elements}")
     return splat(fn, tiling.sum_type, tiling.lanes, fn.load(tiling.sum_type, at, tiling.element_nbytes))
 
 
 def multiply_add(fn: FunctionText, tiling: Tiling, left: str, right: str, total: str) -> str:
-    """left * right + total over a register of sums; without the fused instruction as two operations."""
+    """left * right + total over a register of sums; without the fused instruction as several operations."""
     vector = tiling.vector
+    if tiling.kind == "pairs":
+        words, of = f"<{2 * tiling.lanes} x i16>", "avx512.pmaddw.d.512" if tiling.lanes == 16 else "avx2.pmadd.wd"
+        fn.declare(f"declare {vector} @llvm.x86.{of}({words}, {words})")
+        products = fn.let(f"call {vector} @llvm.x86.{of}({words} {left}, {words} {right})")
+        return fn.let(f"add {vector} {total}, {products}")
+    if tiling.kind == "quads" and not tiling.fused:
+        return _sum_of_quads(fn, tiling, left, right, total)
+    if tiling.kind == "quads":
+        quads, name = f"<{4 * tiling.lanes} x i8>", f"llvm.x86.avx512.vpdpbusd.{tiling.lanes * 32}"
+        fn.declare(f"declare {vector} @{name}({vector}, {quads}, {quads})")
+        return fn.let(f"call {vector} @{name}({vector} {total}, {quads} {left}, {quads} {right})")
     if tiling.kind == "bf16":
         pairs = f"<{2 * tiling.lanes} x bfloat>"
         name = f"llvm.x86.avx512bf16.dpbf16ps.{tiling.lanes * 32}"
@@ -181,3 +203,16 @@ def multiply_add(fn: FunctionText, tiling: Tiling, left: str, right: str, total:
     name = f"llvm.fma.v{tiling.lanes}f{8 * tiling.sum_nbytes}"
     fn.declare(f"declare {vector} @{name}({vector}, {vector}, {vector})")
     return fn.let(f"call {vector} @{name}({vector} {left}, {vector} {right}, {vector} {total})")
+
+
+def _sum_of_quads(fn: FunctionText, tiling: Tiling, left: str, right: str, total: str) -> str:
+    """The dot products of four bytes by operations of every instruction set."""
+    quads, short = f"<{4 * tiling.lanes} x i8>", f"<{tiling.lanes} x i8>"
+    for i in range(4):
+        indices = ", ".join(f"i32 {4 * lane + i}" for lane in range(tiling.lanes))
+        factors = []
+        for register, extend in ((left, "zext"), (right, "sext")):
+            picked = fn.let(f"shufflevector {quads} {register}, {quads} poison, <{tiling.lanes} x i32> <{indices}>")
+            factors.append(fn.let(f"{extend} {short} {picked} to {tiling.vector}"))
+        total = fn.let(f"add {tiling.vector} {total}, {fn.let(f'mul {tiling.vector} {factors[0]}, {factors[1]}')}")
+    return total

@@ -17,8 +17,10 @@ LINE_NBYTES = 64
 BLOCK = 192
 """Terms of one chain of fused multiply-adds at most."""
 
-Kind = Literal["f32", "f64", "bf16"]
-"""What is multiplied. bf16 is summed in f32 by dot products of pairs."""
+Kind = Literal["f32", "f64", "bf16", "pairs", "quads"]
+"""What is multiplied. bf16 is summed in f32 by dot products of pairs. Bytes are summed in i32: signed words of 16 bits
+with bytes by dot products of pairs, unsigned bytes with signed ones by dot products of four.
+"""
 
 _KINDS: dict[DType, Kind] = {DType.F32: "f32", DType.F64: "f64", DType.BF16: "bf16"}
 
@@ -52,11 +54,23 @@ class Tiling:
     @property
     def right_nbytes(self) -> int:
         """Bytes of a column for one group of K."""
+        return self.group if self.is_integer else self.element_nbytes * self.group
+
+    @property
+    def left_nbytes(self) -> int:
+        """Bytes of a row of the left matrix for one group of K."""
         return self.element_nbytes * self.group
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether sums are whole numbers."""
+        return self.kind in ("pairs", "quads")
 
     @property
     def sum_type(self) -> str:
         """LLVM's type of a sum."""
+        if self.is_integer:
+            return "i32"
         return "double" if self.kind == "f64" else "float"
 
     @property
@@ -71,17 +85,17 @@ class Tiling:
 
     @property
     def element_nbytes(self) -> int:
-        """Bytes of an element of either matrix."""
-        return {"f32": 4, "f64": 8, "bf16": 2}[self.kind]
+        """Bytes of an element of either matrix; of products of bytes, of the left one."""
+        return {"f32": 4, "f64": 8, "bf16": 2, "pairs": 2, "quads": 1}[self.kind]
 
     @property
     def group(self) -> int:
         """Elements along K that one multiply-add takes."""
-        return 2 if self.kind == "bf16" else 1
+        return {"bf16": 2, "pairs": 2, "quads": 4}.get(self.kind, 1)
 
     @property
     def row_nbytes(self) -> int:
-        """Bytes of a packed panel for one group of K, which is also those of a row of sums."""
+        """Bytes of a packed panel for one group of K; but for pairs, those of a row of sums, too."""
         return self.panel * self.right_nbytes
 
 
@@ -100,3 +114,16 @@ def tiling_for(isa: Isa, dtype: DType) -> Tiling | None:
             return Tiling(kind, lanes, 6, 4, (6, 4, 1), True)
         case _:
             return Tiling(kind, lanes, 4, 2, (4, 2, 1), False)
+
+
+def byte_tiling(isa: Isa) -> Tiling | None:
+    """The tiling of products of bytes; None where an instruction set has none that is faster than floats."""
+    match isa.name:
+        case "avx512" if isa.has_vnni:
+            return Tiling("quads", isa.f32_lanes, 8, 3, (8, 4, 2, 1), True)
+        case "avx512":
+            return Tiling("pairs", isa.f32_lanes, 12, 2, (12, 6, 2, 1), True)
+        case "avx2":
+            return Tiling("pairs", isa.f32_lanes, 6, 2, (6, 4, 2, 1), True)
+        case _:
+            return None

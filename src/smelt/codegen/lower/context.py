@@ -94,6 +94,7 @@ class Context:
         # Which way the packed weight in a slot was walked last: the next product of few rows begins with what is near.
         self.walked_forward: dict[int, bool] = {}
         self.packed_nbytes = 0
+        self.rows_in_bytes: dict[Value, tuple[Region | None, int]] = {}
         self.compiler: Compile = not_compiled  # for what is compiled for the sizes that come
         self.spent_ms: dict[str, float] = {}
         self.choices: dict[str, ChoiceReport] = {}

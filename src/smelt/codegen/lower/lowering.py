@@ -51,6 +51,7 @@ from smelt.codegen.lower.memory.writes import lower_write, mutations
 from smelt.codegen.lower.nests import Nests
 from smelt.codegen.lower.products.fuse import Epilogue, epilogue_of
 from smelt.codegen.lower.products.linear import Product, lower_product, product_of
+from smelt.codegen.lower.products.narrow_products import NarrowProduct, lower_narrow_product, narrow_product_of
 from smelt.codegen.lower.products.own_matmul import OwnMatmul, lower_own_matmul, own_matmul_of
 from smelt.codegen.lower.products.own_products import OwnProduct, lower_own_product, own_product_of
 from smelt.codegen.lower.products.products import lower_addmm, lower_matmul, lower_mm
@@ -77,8 +78,8 @@ from smelt.diag import InternalError, Options, SmeltError
 from smelt.ir import STATE_OPS, Graph, Node, TensorType, TupleType, print_node
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import no_state
+from smelt.ops.own.recurrent_steps import CELLS
 from smelt.ops.python.python_ops import NAMESPACES
-from smelt.ops.recurrent_steps import CELLS
 from smelt.passes.mutation.mutations import mutation_of
 from smelt.passes.mutation.overlaps import reads_what_it_writes
 from smelt.runtime.executable import Executable
@@ -104,7 +105,10 @@ LOWERINGS: dict[str, Callable[[Context, Node], bool]] = {
     "aten.resolve_neg.default": lower_resolved,
 }
 
-_Main = Product | OwnProduct | OwnMatmul | Convolution | OwnConvolution | OwnWeightGradient | OwnAttention
+_Fusing = OwnConvolution | OwnProduct | OwnMatmul | OwnAttention | NarrowProduct
+_Main = (
+    Product | OwnProduct | OwnMatmul | NarrowProduct | Convolution | OwnConvolution | OwnWeightGradient | OwnAttention
+)
 
 
 class _Groups:
@@ -124,7 +128,7 @@ class _Groups:
                 continue
             product = product_of(ctx, node)
             main: _Main | None = (
-                own_matmul_of(ctx, node, claimed)
+                narrow_product_of(ctx, node, claimed) or own_matmul_of(ctx, node, claimed)
                 if product is None
                 else own_product_of(ctx, product, claimed) or product
             )
@@ -145,14 +149,14 @@ class _Groups:
                 self.at[node] = main, Epilogue((), main.result)
                 self.units.append([node])
                 continue
-            if isinstance(main, OwnConvolution | OwnProduct | OwnMatmul | OwnAttention):
+            if isinstance(main, _Fusing):
                 epilogue = Epilogue(main.nodes, main.result)
             else:
                 epilogue = epilogue_of(ctx, node, claimed, sum_then_post=conv is not None)
             if epilogue.nodes and any(order[node] < w < order[epilogue.nodes[-1]] for w in writes):
                 # Waiting would carry the product past a write to what it reads.
                 epilogue = Epilogue((), node.results[0])
-                if isinstance(main, OwnConvolution | OwnProduct | OwnMatmul | OwnAttention):
+                if isinstance(main, _Fusing):
                     main = main.bare()
             claimed.update(epilogue.nodes)
             self.at[epilogue.nodes[-1] if epilogue.nodes else node] = (main, epilogue)
@@ -308,6 +312,8 @@ def _lower_main(ctx: Context, main: _Main, epilogue: Epilogue) -> bool:
             lower_own_matmul(ctx, main)
         case OwnProduct():
             lower_own_product(ctx, main)
+        case NarrowProduct():
+            lower_narrow_product(ctx, main)
         case OwnConvolution():
             lower_own_convolution(ctx, main)
         case OwnWeightGradient():

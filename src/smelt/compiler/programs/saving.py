@@ -26,6 +26,7 @@ from smelt.codegen.lower.result import Lowered, StateName
 from smelt.codegen.lower.symbolic import specialize
 from smelt.compiler.object.compiled import Compiled, dispatcher_of
 from smelt.compiler.pipeline import optimized_graph
+from smelt.compiler.programs.narrow_layers import NARROW
 from smelt.compiler.sizes.saved_ranges import Ranged, plans_for
 from smelt.compiler.sizes.sized_unit import SizedUnit
 from smelt.compiler.unit import Unit, with_very_tensors
@@ -85,6 +86,13 @@ def save(
                 f"there is no target {name!r}", why=f"targets are {', '.join(TARGETS)}", fix="name some of these",
                 code="S0301",
             )  # fmt: skip
+    for name, saved in programs.items():
+        if saved.options.dtype in NARROW:
+            raise unsaved(
+                f"{name} is compiled with dtype {saved.options.dtype!r}, which no file holds",
+                "which layers are over few bits is measured on inputs, and their panels are made when it is compiled",
+                "save what was compiled without it; smelt.compile what is loaded, with this option, where it runs",
+            )
     writer = _Writer(programs, {name: TARGETS[name] for name in (TARGETS if targets is None else targets)}, sizes)
     manifest, entries = writer.written()
     for name, content in extra_files.items():

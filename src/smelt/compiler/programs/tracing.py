@@ -25,6 +25,7 @@ from smelt.compiler.object.interrupts import SignalsWait
 from smelt.compiler.object.originals import move_originals
 from smelt.compiler.paths import lines_of, other_path, outcomes
 from smelt.compiler.pipeline import check_options
+from smelt.compiler.programs.narrow_layers import NARROW
 from smelt.compiler.programs.numeric_comparison import disagreement
 from smelt.compiler.programs.program import Program
 from smelt.compiler.programs.program_modules import is_uninitialized
@@ -136,6 +137,8 @@ def trace(
                 if check:
                     _check(program.unit, results, before, rng)
         program.unit.moved = moved
+        if program.unit.signature is not None and chosen.dtype in NARROW:
+            program.unit.keep_sample(program.unit.signature.flatten(given, named))
         for more in check_inputs or ():
             _check_on(program.unit, target, as_args(more))
         return program

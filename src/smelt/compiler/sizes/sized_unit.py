@@ -294,6 +294,7 @@ class SizedUnit(Unit):
         template = self._template(sizes)
         if template is not None:
             plan = template.at(sizes)
+            plan.sample = self._sample_of(sizes)
             with self._table:
                 if template not in self.templates:
                     raise LeftAlone("its state is folded and packed anew")
@@ -304,6 +305,7 @@ class SizedUnit(Unit):
         with nullcontext() if self.ledger is None else self.ledger.building():
             template = self._new_template(sizes)
             plan = self._plan_alone(sizes) if template is None else template.at(sizes)
+            plan.sample = self._sample_of(sizes)
         held = {id(tensor): tensor for tensor in plan.constants}
         is_new = not held.keys() <= self._held.keys()
         self._held |= held
@@ -325,10 +327,18 @@ class SizedUnit(Unit):
         ):
             del self._nbytes[self.plans.popitem(last=False)[0]]
 
+    def _sample_of(self, sizes: Sizes) -> list[torch.Tensor] | None:
+        """The inputs of the first call, where they have these sizes."""
+        return self.sample if self.sample is not None and self.sizes_of(self.sample) == sizes else None
+
     def _plan_alone(self, sizes: Sizes) -> Unit:
         graph = specialize(self.graph, dict(zip(self.names, sizes, strict=True)), self._numbers)
-        plan = Unit(self.captured, self.options, self.lookup, graph, sample=self.sample, moved=self.moved)
+        plan = Unit(
+            self.captured, self.options, self.lookup, graph, sample=self._sample_of(sizes),
+            narrowed=self.narrowed, moved=self.moved,
+        )  # fmt: skip
         plan.finish()
+        self.narrowed = plan.narrowed
         self.lowered_alone += 1
         return plan
 
@@ -367,7 +377,10 @@ class SizedUnit(Unit):
             return None
         finally:
             self.stages_ms["lower for all sizes"] = round((perf_counter() - start) * 1000, 3)
-        unit = Unit(self.captured, self.options, self.lookup, self.graph, sample=self.sample, moved=self.moved)
+        unit = Unit(
+            self.captured, self.options, self.lookup, self.graph, sample=self.sample, narrowed=self.narrowed,
+            moved=self.moved,
+        )  # fmt: skip
         unit.optimized = variant.graph
         # Asked in each run, and found by a walk of the graph: once for all plans.
         _ = unit.is_path, unit.draws, unit.repeats_errors, unit.is_staged, unit.prints, unit.acts
@@ -401,7 +414,7 @@ class SizedUnit(Unit):
         if found is None:
             symbols = symbols_of(self.facts, self.names, hints)
             graph, _ = optimized_graph(self.graph, self.options, self.lookup, symbols)
-            found = Variant(graph, symbols.conditions)
+            found = Variant(self.narrow(graph), symbols.conditions)
             self.variants.append(found)
         return found
 

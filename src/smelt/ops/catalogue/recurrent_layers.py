@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from smelt.ir import Arg, DType, MemoryFormat, TensorType, Value
+from smelt.ops.own.recurrent_steps import CELLS, line_of
 from smelt.ops.record import Call, Emitter, tensor_type
-from smelt.ops.recurrent_steps import CELLS, line_of
 
 _FLOATS = (DType.F32, DType.F64)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from smelt.diag import SmeltError
 from smelt.ir import Arg, Type
-from smelt.ops import recurrent_steps
+from smelt.ops.own import narrow_linear, recurrent_steps
 from smelt.ops.python import python_throws as throws
 from smelt.ops.python import python_types as types
 from smelt.ops.python.called import as_called
@@ -202,7 +202,12 @@ def _steps(name: str) -> PyOp:
     return PyOp(name, run, rule, _NEVER, 6 + states, 6 + states, is_fresh=True, results=1 + states)
 
 
-NAMESPACES = ("py.", "dist.", recurrent_steps.PREFIX)
+def _narrow(name: str, operands: int) -> PyOp:
+    """A linear layer over few bits."""
+    return PyOp(name, narrow_linear.RUNS[name], narrow_linear.type_of, _NEVER, operands, operands, is_fresh=True)
+
+
+NAMESPACES = ("py.", "dist.", recurrent_steps.PREFIX, narrow_linear.PREFIX)
 """How the names of these operators begin."""
 
 PYTHON_OPS: tuple[PyOp, ...] = (
@@ -294,6 +299,8 @@ PYTHON_OPS: tuple[PyOp, ...] = (
     PyOp(dist.ENTER, dist.enter, dist.type_of_entered, _NEVER, 2, 2, is_fresh=True),
     PyOp(dist.SHARD, dist.shard, dist.type_of_part, _NEVER, 6, 6, is_fresh=True),
     *(_steps(name) for name in recurrent_steps.CELLS),
+    _narrow(narrow_linear.INT8, 3),
+    _narrow(narrow_linear.INT4, 4),
     PyOp("py.raised", _raised, types.always_str, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS),
     PyOp("py.attempt", _attempt, types.texts, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS | {"indexed"}),
 )  # fmt: skip

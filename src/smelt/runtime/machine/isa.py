@@ -23,7 +23,8 @@ class Isa:
     """A target of own kernels: LLVM's `cpu` and `features`, f32 lanes of one vector register, how many there are.
 
     `has_bf16`: bf16 dot products (AVX512_BF16). LLVM then also lowers `fptrunc` to bfloat with an instruction that
-    makes denormals zero, which eager does not: round with integer operations.
+    makes denormals zero, which eager does not: round with integer operations. `has_vnni`: dot products of four bytes
+    (AVX512_VNNI).
     """
 
     name: IsaName
@@ -32,6 +33,7 @@ class Isa:
     f32_lanes: int
     vector_registers: int
     has_bf16: bool = False
+    has_vnni: bool = False
 
     @property
     def triple(self) -> str:
@@ -52,7 +54,11 @@ _LIMITS = ("avx512", "avx2", "neon", "baseline", "none")
 BASELINE_X86 = Isa("baseline", "x86-64", "", 4, 16)
 AVX2 = Isa("avx2", "x86-64-v3", "", 8, 16)
 AVX512 = Isa("avx512", "x86-64-v4", "-prefer-256-bit", 16, 32)
+AVX512_VNNI = Isa("avx512", "x86-64-v4", "-prefer-256-bit,+avx512vnni", 16, 32, has_vnni=True)
 AVX512_BF16 = Isa("avx512", "x86-64-v4", "-prefer-256-bit,+avx512bf16", 16, 32, has_bf16=True)
+AVX512_BF16_VNNI = Isa(
+    "avx512", "x86-64-v4", "-prefer-256-bit,+avx512bf16,+avx512vnni", 16, 32, has_bf16=True, has_vnni=True
+)
 NEON = Isa("neon", "generic", "+neon", 4, 32)
 
 
@@ -86,4 +92,6 @@ def best_isa(machine: int | None, flags: frozenset[str], limit: str = "") -> Isa
         return BASELINE_X86
     if limit == "avx2" or not flags >= _AVX512_FLAGS:
         return AVX2
+    if "avx512_vnni" in flags:
+        return AVX512_BF16_VNNI if "avx512_bf16" in flags else AVX512_VNNI
     return AVX512_BF16 if "avx512_bf16" in flags else AVX512

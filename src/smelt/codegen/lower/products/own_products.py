@@ -21,6 +21,8 @@ from smelt.codegen.contract.coding import Coding, coding_tiling
 from smelt.codegen.contract.dots import HEIGHTS
 from smelt.codegen.contract.epilogue import Bound, bound, is_emittable
 from smelt.codegen.contract.gemm import Right
+from smelt.codegen.contract.narrow.int4_forms import Int4Form
+from smelt.codegen.contract.narrow.int8_forms import Int8Form
 from smelt.codegen.contract.packing import Packing
 from smelt.codegen.contract.planning import (
     Both,
@@ -271,6 +273,8 @@ def packed(ctx: Context, product: Product, isa: Isa, form: Form) -> Storage:
 
 def nbytes_of(form: Form, itemsize: int) -> int:
     """Memory that a weight takes in a form."""
+    if isinstance(form, Int8Form | Int4Form):
+        return form.nbytes
     return form.read_nbytes if isinstance(form, Coding) else form.nelements * itemsize
 
 

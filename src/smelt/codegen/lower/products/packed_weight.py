@@ -11,6 +11,8 @@ from typing import TypeAlias
 import torch
 
 from smelt.codegen.contract.coding import Coding
+from smelt.codegen.contract.narrow.int4_forms import Int4Form
+from smelt.codegen.contract.narrow.int8_forms import Int8Form
 from smelt.codegen.contract.packing import Packing, TilePacking, packing_source
 from smelt.codegen.llvm.isa import Isa, is_for_elsewhere
 from smelt.codegen.lower.products.coded_weight import code, coded_by_torch, decoded
@@ -18,7 +20,8 @@ from smelt.codegen.lower.products.packs import packs
 from smelt.codegen.lower.products.weight_packing import Fills
 from smelt.diag import Options
 
-Form: TypeAlias = Packing | Coding
+Form: TypeAlias = Packing | Coding | Int8Form | Int4Form
+Narrow: TypeAlias = Int8Form | Int4Form
 
 
 def packed_weight(
@@ -36,24 +39,30 @@ def packed_weight(
 
 
 def _made(weight: torch.Tensor, form: Form, isa: Isa, options: Options, fills: Fills) -> torch.Tensor:
+    if isinstance(form, Narrow):
+        return form.packed(weight)
     if isinstance(form, Coding):
         return code(weight, form, isa, options, fills)
     return pack(weight, form, isa, options, fills)
 
 
 def _blank(form: Form, dtype: torch.dtype) -> torch.Tensor:
-    if isinstance(form, Coding):
+    if isinstance(form, Coding | Narrow):
         return torch.empty(form.nbytes, dtype=torch.uint8)
     return torch.empty(form.nelements, dtype=dtype)
 
 
 def panels_by_torch(weight: torch.Tensor, form: Form) -> torch.Tensor:
     """Panels of a weight [n, k] that need no kernel to be made."""
+    if isinstance(form, Narrow):
+        return form.packed(weight)
     return coded_by_torch(weight, form) if isinstance(form, Coding) else packed_by_torch(weight, form)
 
 
 def matrix_again(made: torch.Tensor, form: Form) -> torch.Tensor:
     """The matrix [n, k] of a weight in a form."""
+    if isinstance(form, Narrow):
+        return form.matrix(made)
     return decoded(made, form) if isinstance(form, Coding) else unpacked(made, form)
 
 

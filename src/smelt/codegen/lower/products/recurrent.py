@@ -19,8 +19,8 @@ from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.codegen.recurrent.kernel import GATES, MAX_ROWS, Kind, Steps, StepWords, steps_of, steps_source
 from smelt.ir import Node, Value
 from smelt.ir.sizes import is_one, late
-from smelt.ops import recurrent_steps
-from smelt.ops.recurrent_steps import PREFIX
+from smelt.ops.own import recurrent_steps
+from smelt.ops.own.recurrent_steps import PREFIX
 
 # Terms of a chain of multiply-adds: with few rows the library sums in shorter ones.
 _TERMS, _TERMS_OF_FEW, _FEW = 192, 96, 16
