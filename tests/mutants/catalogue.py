@@ -81,7 +81,7 @@ PASSES = (
     ),
     Mutant(
         "einsum: tensors that look alike",
-        "ops/composites.py",
+        "ops/shapes/composites.py",
         "            if arg not in self.started:\n",
         "            if arg.type not in {v.type for v in self.started}:\n",
         "two operands of a composite that have one type become one",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from smelt.capture import capture
-from smelt.capture.captured import Captured
+from smelt.capture.result import Captured
 from smelt.capture.staging.stage import stage
 from smelt.ir import parse, verify
 from smelt.ops.evaluate import evaluate

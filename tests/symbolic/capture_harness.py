@@ -6,8 +6,8 @@ import copy
 from typing import Any
 
 from smelt.capture import capture
-from smelt.capture.captured import Captured
 from smelt.capture.dynamic.spec import Free, Spec
+from smelt.capture.result import Captured
 from smelt.capture.structure.signature import flatten_arguments
 from smelt.capture.structure.tree import leaves
 from smelt.codegen.lower.symbolic.substitute import specialize

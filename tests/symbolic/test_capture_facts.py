@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from smelt.capture import capture
-from smelt.capture.captured import Captured
+from smelt.capture.result import Captured
 from tests.symbolic.capture_harness import Free, check, compare, everything, holds, run, symbolic
 
 

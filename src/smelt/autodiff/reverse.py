@@ -16,12 +16,11 @@ from smelt.diag import SmeltError
 from smelt.ir import STATE_OPS, Arg, Node, Region, TensorType, TupleType, Value, print_node, values_in
 from smelt.ops.catalogue import gradient_of, record_of
 from smelt.ops.catalogue.gradients.forms import FORMS
-from smelt.ops.composites import as_torch_does
 from smelt.ops.dry_calls import without_gradient
 from smelt.ops.effects import effects
 from smelt.ops.lowering import GraphEmitter, write
 from smelt.ops.ranks.expert_rows import GRADIENTS
-from smelt.ops.record import Lowering
+from smelt.ops.record import Lowering, as_torch_does
 from smelt.ops.registry import arguments_of, schema_of
 from smelt.ops.torch_gradients import NAME
 from smelt.rewrite import Rewriter

@@ -9,10 +9,11 @@ from smelt.ir import NONE, Arg, Builder, Node, TupleType, Value
 from smelt.ops.catalogue import record_of
 from smelt.ops.record import Lowering
 from smelt.ops.registry import arguments_of, normalize, schema_of
+from smelt.ops.shapes.composites import FollowsTorch
 from smelt.ops.typing import infer
 
 
-class GraphEmitter:
+class GraphEmitter(FollowsTorch):
     """The `Emitter` of lowerings: adds nodes at a builder's insertion point and tells of them."""
 
     def __init__(self, builder: Builder, on_add: Callable[[Node], None] | None = None) -> None:

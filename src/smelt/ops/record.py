@@ -38,6 +38,10 @@ class Emitter(Protocol):
         """Add a node with several results (a list's elements are unpacked)."""
         ...
 
+    def as_torch_does(self, op: str, call: Call) -> Arg | None:
+        """The result of what torch's own code for a composite comes to; None where that cannot be told."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Product:
@@ -242,6 +246,11 @@ class Slot(Enum):
     """Its form in ONNX's operators: in the record, or by the simpler operators that it is lowered to."""
     TRITON = "Triton"
     """Code of ours for GPUs."""
+
+
+def as_torch_does(op: str) -> Lowering:
+    """The lowering of a composite with one result, by following torch's own code for it."""
+    return lambda b, call: b.as_torch_does(op, call)
 
 
 def library(why: str) -> Mapping[Slot, str]:

@@ -30,7 +30,6 @@ from smelt._torch.seen import shadow
 from smelt._torch.seen.dispatch import recording
 from smelt._torch.seen.light_fake import unmarked
 from smelt._torch.seen.record_modes import caller_modes
-from smelt.capture.captured import Captured, State, _name_of, _returned
 from smelt.capture.convert import CannotConvert, convert
 from smelt.capture.convert.runtime import installed
 from smelt.capture.recording.build import GraphBuilder
@@ -41,6 +40,7 @@ from smelt.capture.recording.inferred import MixedKinds, kinds_on_all_ways
 from smelt.capture.recording.recorder import Slot
 from smelt.capture.recording.results import Result
 from smelt.capture.recording.scopes import Scope
+from smelt.capture.result import Captured, State, name_of, returned_objects
 from smelt.capture.scripting import calls
 from smelt.capture.scripting.merging import ScriptMerger
 from smelt.capture.scripting.moving import HELD_VALUES, WHOLE_VALUES
@@ -152,7 +152,7 @@ def script_graph(
         convert(function)
     except CannotConvert as refused:
         raise CaptureError(
-            f"{_name_of(fn)} cannot be scripted", refused.span, why=refused.reason,
+            f"{name_of(fn)} cannot be scripted", refused.span, why=refused.reason,
             fix=_FIXES.get(refused.reason, _FIX_OF_SOURCE), code="S0109",
         ) from None  # fmt: skip
     refusals: list[CaptureError] = []
@@ -403,7 +403,7 @@ class _Run:
         # Without regions, the graph is laid out as that of a recorded run.
         is_plain = not session.aliases and not any(isinstance(r, Structured) for r in recorder.records)
         builder = GraphBuilder if is_plain else StagedBuilder
-        graph = builder(_name_of(self.fn), recorder, self.caller).build(self.parameters.names, slots)
+        graph = builder(name_of(self.fn), recorder, self.caller).build(self.parameters.names, slots)
         try:
             kinds = kinds_on_all_ways(graph, flattener.tensors, self.caller)
         except MixedKinds as mixed:
@@ -411,7 +411,8 @@ class _Run:
         state = State.of(recorder.states)
         captured = Captured(
             graph.name, None, graph, signature, state, None, (), (), "entry", self.caller, self.roots, {},
-            entangled(graph, arguments.tensors, state.lookup), _returned(flattener.tensors, (), state), kinds=kinds,
+            entangled(graph, arguments.tensors, state.lookup), returned_objects(flattener.tensors, (), state),
+            kinds=kinds,
             own_backward=recorder.own_backward,
         )  # fmt: skip
         reached = sum(1 for _ in graph.walk())

@@ -210,7 +210,7 @@ def _tensor_of_numbers(session: Any, data: StagedObject, dtype: Any) -> torch.Te
 # --- builtins --------------------------------------------------------------------------------------------------------
 
 
-def _print(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def record_print(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     file = kwargs.pop("file", None)
     kwargs = {k: v for k, v in kwargs.items() if v is not None}
     if (sys.stdout, sys.stderr) != session.streams or (file is not None and file not in session.streams):
@@ -458,7 +458,7 @@ def _pad_packed(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
     pad_packed: _pad_packed,
-    builtins.print: _print, len: _len, int: _conversion(int), float: _conversion(float), bool: _conversion(bool),
+    builtins.print: record_print, len: _len, int: _conversion(int), float: _conversion(float), bool: _conversion(bool),
     complex: _conversion(complex), str: _texts("str"), repr: _texts("repr"), range: _range, min: _extreme(min, "<"),
     max: _extreme(max, ">"), sum: _sum, any: _fold(any, True), all: _fold(all, False), isinstance: _isinstance,
     type: _type, list: _listing(list), tuple: _listing(tuple), enumerate: _enumerate, zip: _zip, sorted: _sorted,

@@ -28,7 +28,6 @@ from smelt._torch.seen.dispatch import recording
 from smelt._torch.seen.leaves import GRAD_SLOT
 from smelt._torch.seen.light_fake import unmarked
 from smelt._torch.seen.record_modes import caller_modes
-from smelt.capture.captured import Captured, State, _input_names, _name_of, _returned
 from smelt.capture.convert.runtime import installed
 from smelt.capture.dynamic.agreement import disagreement
 from smelt.capture.dynamic.inputs import Symbols, held_memory, make_symbols
@@ -43,6 +42,7 @@ from smelt.capture.recording.inferred import MixedKinds, kinds_on_all_ways
 from smelt.capture.recording.recorder import Slot
 from smelt.capture.recording.results import Result
 from smelt.capture.recording.scopes import Scope, tracking
+from smelt.capture.result import Captured, State, input_names, name_of, returned_objects
 from smelt.capture.staging import current
 from smelt.capture.staging.builder import StagedBuilder
 from smelt.capture.staging.draws import drawing
@@ -135,7 +135,7 @@ def stage(
     state: as `capture` takes it. learnt: of the same program, for other sizes; left as this staging leaves it.
     """
     program = fn if target is None else target
-    run = _Run(fn, args, dict(kwargs or {}), program, name or _name_of(program), native, dynamic, state)
+    run = _Run(fn, args, dict(kwargs or {}), program, name or name_of(program), native, dynamic, state)
     run.learnt = learnt or Learnt()
     if not shadow.available():
         return run.failed(_error("this torch cannot run operators on fake tensors", "a private name is missing", None))
@@ -438,7 +438,7 @@ class _Run:
         if symbols is not None:
             signature = Signature(symbols.args_tree, symbols.kwargs_tree, tree, tuple(symbols.paths), puts)
         try:
-            names = _input_names(self.program, signature.inputs, self.state)
+            names = input_names(self.program, signature.inputs, self.state)
             graph = StagedBuilder(self.title, recorder, self.caller, symbols).build(names, slots)
             kinds = kinds_on_all_ways(graph, flattener.tensors, self.caller)
         except CaptureError as error:
@@ -450,7 +450,7 @@ class _Run:
         shared = entangled(graph, arguments.tensors, state.lookup)
         return Captured(
             self.title, None, graph, signature, state, None, self.native.conversions, (), "entry", self.caller,
-            without_gradients(self.roots), {}, shared, _returned(flattener.tensors, given.tensors, state),
+            without_gradients(self.roots), {}, shared, returned_objects(flattener.tensors, given.tensors, state),
             facts, self.native.opened, outer=self.native.outer, kinds=kinds, own_backward=self.native.own_backward,
             own_line=self.native.own_line, recomputed=self.native.recomputed,
             spent=self.native.spent, begins_bare=self.native.begins_bare,

@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 
 from smelt._torch.library.compiled_by_torch import being_compiled, given_to_torch
 from smelt.capture.reads.reads_effects import CALLED_BY_TORCH
+from smelt.compiler import compile
 from smelt.compiler.doors.fx_in import with_control_flow
 from smelt.compiler.torch_words import with_mode
 from smelt.compiler.training.histories import requires_gradients
@@ -106,8 +107,6 @@ class _Served:
         return bound(self._source, places, parameters)
 
     def _compile(self, program: Any) -> Any:
-        from smelt.compiler import compile  # noqa: PLC0415  # which imports this package
-
         return compile(program, dynamic=self._dynamic, options=self._options)
 
 

@@ -9,9 +9,20 @@ import torch
 
 from smelt._torch.library.schemas import find_overload
 from smelt.ir import Arg, TensorType, Type
-from smelt.ops.composites import as_torch_does
 from smelt.ops.convert import dummy_of, type_of
-from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Product, Sample, Trait, library, sample, tensor_type
+from smelt.ops.record import (
+    Call,
+    Emitter,
+    Lowering,
+    OpRecord,
+    Product,
+    Sample,
+    Trait,
+    as_torch_does,
+    library,
+    sample,
+    tensor_type,
+)
 from smelt.ops.samples import fixed, floats, ints, strided
 
 

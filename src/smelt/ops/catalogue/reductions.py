@@ -8,8 +8,18 @@ from math import inf
 import torch
 
 from smelt.ir import Arg, DType
-from smelt.ops.composites import as_torch_does
-from smelt.ops.record import Call, Emitter, OpRecord, Sample, Samples, Trait, library, sample, tensor_type
+from smelt.ops.record import (
+    Call,
+    Emitter,
+    OpRecord,
+    Sample,
+    Samples,
+    Trait,
+    as_torch_does,
+    library,
+    sample,
+    tensor_type,
+)
 from smelt.ops.samples import all_operands, bools, each, fixed, float_operands, floats, ints, special, strided
 
 

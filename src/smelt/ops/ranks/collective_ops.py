@@ -112,6 +112,9 @@ class _Now:
         """As of `Emitter`."""
         return (self.call(op, *args, **kwargs),)
 
+    def as_torch_does(self, op: str, call: Any) -> None:
+        """No collective is made of torch's own code."""
+
     def of(self, arg: Any) -> Any:
         """The tensor that a value stands for."""
         return self.tensors[id(arg)][1] if isinstance(arg, Value) else arg

@@ -34,12 +34,12 @@ from smelt.ir import (
 from smelt.ops.catalogue import onnx_form, record_of
 from smelt.ops.catalogue.onnx.base import cast, compared, dtype_of, operand
 from smelt.ops.catalogue.onnx.python import empty_sequence
-from smelt.ops.composites import as_torch_does
 from smelt.ops.convert import dtype_to_torch, element_bytes
 from smelt.ops.effects import aliases
 from smelt.ops.evaluate import constant as constant_of_node
-from smelt.ops.record import NoOnnxForm, OnnxItems, OnnxValue
+from smelt.ops.record import NoOnnxForm, OnnxItems, OnnxValue, as_torch_does
 from smelt.ops.registry import arguments_of, normalize, schema_of
+from smelt.ops.shapes.composites import FollowsTorch
 from smelt.ops.typing import infer
 from smelt.package.onnx.protobuf import Protobuf
 
@@ -415,7 +415,7 @@ class Nested:
     outputs: list[tuple[OnnxValue, Type]]
 
 
-class _Lowered:
+class _Lowered(FollowsTorch):
     """The emitter of lowerings: each node that it is asked for is written at once."""
 
     def __init__(self, writer: Writer, node: Node) -> None:

@@ -21,9 +21,12 @@ from smelt._torch.seen.shadow import is_shadow, sets_shadows
 from smelt.capture.dynamic.values import is_sized, own
 from smelt.capture.recording.recorder import StateSlot, slot_type
 from smelt.capture.staging import current
+from smelt.capture.staging.calls import record_print
 from smelt.capture.staging.fakes.symbols import is_staged, slot_of
+from smelt.capture.staging.flow.branches import condition
 from smelt.capture.staging.flow.stops import CannotMerge
 from smelt.capture.staging.objects.handlers import is_caught
+from smelt.capture.staging.warned import record_warning
 from smelt.ir import INT, ListType, UnknownDim
 from smelt.ir.size_numbers import MARK
 
@@ -181,8 +184,6 @@ def _truth(original: Any) -> Any:
         session = _session()
         if session is None or not _tainted(session, self):
             return original(self)
-        from smelt.capture.staging.flow.branches import condition  # noqa: PLC0415
-
         known = session.known_value(self)
         if known is not None:
             return bool(known)
@@ -485,9 +486,7 @@ def _print(original: Any) -> Any:
         if session is None:
             original(*args, **kwargs)
             return
-        from smelt.capture.staging.calls import _print as record  # noqa: PLC0415
-
-        record(session, None, args, kwargs)
+        record_print(session, None, args, kwargs)
 
     return show
 
@@ -499,8 +498,6 @@ def _warn(original: Any) -> Any:
             kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1 if len(args) < 3 else args[2] + 1
             original(*args[:2], **kwargs)
         elif is_live():  # else torch says something of a shadow
-            from smelt.capture.staging.warned import record_warning  # noqa: PLC0415
-
             record_warning(session, *args, **kwargs)
 
     return warn

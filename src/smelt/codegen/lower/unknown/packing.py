@@ -29,6 +29,7 @@ from smelt.codegen.lower.unknown.values import (
 from smelt.ir import Arg, DType, Node, Value
 from smelt.ops.catalogue.packed import PACK, PACKED_LAYERS
 from smelt.ops.catalogue.recurrent_layers import lower_layer
+from smelt.ops.shapes.composites import FollowsTorch
 
 if TYPE_CHECKING:
     from smelt.codegen.lower.unknown.rewriting import Rewriting
@@ -154,7 +155,7 @@ def _item(emit: Emitter, tensor: Value) -> Value:
     return emit("aten.item.default", tensor)
 
 
-class _Calls:
+class _Calls(FollowsTorch):
     """An emitter as lowerings of the catalogue want it."""
 
     def __init__(self, emit: Emitter) -> None:
