@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import smelt
+from smelt._torch.seen.shadow import Shadows
 from smelt.capture.staging.objects.watch import Watch, unwatched
 
 
@@ -73,3 +74,25 @@ def test_who_begins_to_watch_in_unwatched_code_goes_on() -> None:
         assert sys.gettrace() == watch._meet
         unwatched(watch.start)()
         assert sys.gettrace() == watch._enter
+
+
+def test_writes_of_a_tensor_without_a_shadow_are_counted() -> None:
+    shadows, state = Shadows(), torch.zeros(3)
+    before = state._version
+    shadows.note_write(state)
+    shadows.note_write(state)
+    view = state[1:]
+    assert shadows.version_of(state) == shadows.version_of(view) == before + 2
+    shadow = shadows.of(state)
+    assert (shadow._version, shadows.version_of(state)) == (2, before + 2)
+    shadows.note_write(state)
+    assert (shadow._version, shadows.version_of(state)) == (3, before + 3)
+
+
+def test_memory_is_one_with_a_shadow_and_without() -> None:
+    shadows, state, other = Shadows(), torch.zeros(3), torch.zeros(3)
+    alias = state.detach()
+    assert shadows.memory_of(state) == shadows.memory_of(alias) != shadows.memory_of(other)
+    viewed = shadows.view(shadows.of(alias), [2], [1])
+    assert shadows.memory_of(state) == shadows.memory_of(viewed) == shadows.memory_of(state[1:])
+    assert shadows.memory_of(other) != shadows.memory_of(viewed)

@@ -37,13 +37,18 @@ class PlainShadows:
         describer = converter.meta_converter.describer
         self._known_memory, self._number = describer.lookup_storage, describer.get_storage_id
 
+    def makes(self, tensor: torch.Tensor) -> bool:
+        """Whether `of` makes a real tensor's fake one, the first in its memory."""
+        if not _is_plain_leaf(tensor) or torch.is_inference_mode_enabled():
+            return False
+        memory = tensor.untyped_storage()
+        return memory.nbytes() > 0 and memory not in self._known_memory
+
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The fake tensor of a real one that is no view; None where torch has to describe it."""
-        if not _is_plain_leaf(tensor) or torch.is_inference_mode_enabled():
+        if not self.makes(tensor):
             return None
         memory = tensor.untyped_storage()
-        if memory in self._known_memory or memory.nbytes() == 0:
-            return None
         with no_dispatch():
             elements = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
             shadow: Any = FakeTensor(self._mode, elements, tensor.device)

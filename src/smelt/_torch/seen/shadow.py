@@ -17,6 +17,7 @@ import torch
 from smelt._torch.seen import dispatch
 from smelt._torch.seen.light_fake import light_mode, unlogged
 from smelt._torch.seen.plain_fake import plain_shadows
+from smelt._torch.storage import storage_key
 
 try:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -53,6 +54,8 @@ class Shadows:
         self._plain = plain_shadows(self._mode)
         self._real: dict[int, _Real] = {}  # by the identity of the shadow
         self._of: dict[int, torch.Tensor] = {}
+        # Real tensors that were written and have no shadow yet, with how often; by identity.
+        self._written: dict[int, tuple[torch.Tensor, int]] = {}
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The shadow of a real tensor, always the same one."""
@@ -70,7 +73,20 @@ class Shadows:
                 shadow = self._mode.from_tensor(tensor, static_shapes=True)
             self._of[id(tensor)] = shadow
             self._real[id(shadow)] = _Real(tensor, shadow, _writes(shadow))
+            _, writes = self._written.pop(id(tensor), (tensor, 0))
+            for _ in range(writes):
+                torch.autograd.graph.increment_version(shadow)
         return shadow
+
+    def memory_of(self, tensor: torch.Tensor) -> int:
+        """What tells the memory of a tensor's shadow from that of all others; makes none where none could share it."""
+        return storage_key(tensor if self._is_apart(tensor) else self.of(tensor))
+
+    def _is_apart(self, tensor: torch.Tensor) -> bool:
+        """Whether nothing has a shadow yet that shares a plain real tensor's memory, as a view of it would."""
+        if self._plain is None or isinstance(tensor, FakeTensor):
+            return False
+        return id(tensor) not in self._of and tensor._base is None and self._plain.makes(tensor)
 
     def base_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """What a tensor is a view of: the real tensor, where the shadow of one."""
@@ -91,17 +107,24 @@ class Shadows:
                 whole = shadow if base is None else base
             real = None if whole is None else self._real.get(id(whole))
             if shadow is None or real is None:
-                return tensor._version
+                written = self._written.get(id(tensor if base is None else base))
+                return tensor._version + (0 if written is None else written[1])
             return real.tensor._version + _writes(shadow) - real.version
 
     def counts_writes(self, tensor: torch.Tensor) -> bool:
         """Whether all that an operator does that writes a tensor's elements is done by `note_write`."""
+        if self._is_apart(tensor):
+            return True
         shadow = self.of(tensor)
         return not shadow.is_inference() and getattr(shadow, "constant", None) is None
 
     def note_write(self, tensor: torch.Tensor) -> None:
         """An operator writes a tensor's elements, and no more."""
-        torch.autograd.graph.increment_version(self.of(tensor))
+        if self._is_apart(tensor):
+            _, before = self._written.get(id(tensor), (tensor, 0))
+            self._written[id(tensor)] = tensor, before + 1
+        else:
+            torch.autograd.graph.increment_version(self.of(tensor))
 
     def fresh(self, dtype: torch.dtype, sizes: Any, strides: Any, device: Any, grad: bool = False) -> torch.Tensor:
         """A shadow of its own memory."""

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import islice
-from types import FunctionType, MethodType
+from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from smelt._torch.seen.dispatch import unseen
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import called, computed, is_sized, number_of
 from smelt.capture.staging.draws import drawn
-from smelt.capture.staging.fakes.symbols import StagedObject, is_staged, slot_of
+from smelt.capture.staging.fakes.symbols import StagedBool, StagedFloat, StagedInt, StagedObject, is_staged, slot_of
 from smelt.capture.staging.flow import ordering
 from smelt.capture.staging.flow.branches import condition
 from smelt.capture.staging.flow.views import Count, Once, StagedRange, StagedSequence, Zipped, sequence_of
@@ -53,19 +53,23 @@ _SIZED = (
 )  # fmt: skip
 _MOST_TAKEN = 4096  # items of an iterator that may have no end
 
+# What an operator takes as it is, staged or not.
+_NUMBERS = frozenset((int, float, bool, complex, type(None), torch.dtype, StagedInt, StagedFloat, StagedBool))
 _ASKING = ("equal", "allclose", "is_nonzero")
 # What makes a tensor of numbers.
-_OF_ITEMS = (torch.tensor, torch.as_tensor, torch.scalar_tensor)
+_OF_ITEMS = frozenset(map(id, (torch.tensor, torch.as_tensor, torch.scalar_tensor)))
 
 
 def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`fn(*args, **kwargs)`, where what depends on data becomes an operator of the graph."""
+    if type(fn) is BuiltinMethodType and _is_operator(session, fn, args, kwargs):
+        return fn(*args, **kwargs)
     try:
         handler = _HANDLERS.get(fn)
     except TypeError:
         handler = None
     drawing = draw_name(fn)
-    if drawing is not None or handler is _sorted or any(fn is known for known in _OF_ITEMS):
+    if drawing is not None or handler is _sorted or _makes_of_items(fn):
         # Of these, a range is its numbers; for all others it is itself.
         args = tuple(a.listed() if _is_open_range(a) else a for a in args)
     if handler is not None:
@@ -90,7 +94,7 @@ def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dic
         if found is not NotImplemented:
             return found
     if args and (holds_staged(args[0]) or holds_sized(args[0])):
-        if any(fn is known for known in _OF_ITEMS):
+        if _makes_of_items(fn):
             default = torch.get_default_dtype() if fn is torch.scalar_tensor else None  # whatever the number is
             return _tensor(session, args[0], **{"dtype": default, **kwargs})
         like = getattr(fn, "__self__", None)
@@ -126,6 +130,22 @@ def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dic
     if session.copies.copied:
         return session.copies.calling(lambda: fn(*args, **kwargs), (*args, *kwargs.values()))
     return fn(*args, **kwargs)
+
+
+def _is_operator(session: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a tensor's method is given nothing but tensors and numbers, of which `call` changes nothing."""
+    if not isinstance(fn.__self__, torch.Tensor) or session.copies.copied or session.picked:
+        return False
+    if fn.__name__ in _ASKING or fn.__name__ == "new_tensor":
+        return False
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if type(value) not in _NUMBERS and not isinstance(value, torch.Tensor):
+            return False
+    return True
+
+
+def _makes_of_items(fn: Any) -> bool:
+    return id(fn) in _OF_ITEMS
 
 
 def asks(fn: Any) -> bool:

@@ -85,9 +85,9 @@ class KnownLayouts:
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
         if any(type(a) in (list, tuple) for a in args):
             raise _Unknown
-        memory = storage_key(self._shadows.of(tensors[0]))
+        memory = self._shadows.memory_of(tensors[0])
         for other in tensors[1:]:
-            if other is not tensors[0] and storage_key(self._shadows.of(other)) == memory:
+            if other is not tensors[0] and self._shadows.memory_of(other) == memory:
                 raise _Unknown
         return tuple([i for i, other in enumerate(tensors) if other is tensors[0]])
 

@@ -125,6 +125,7 @@ class Watch:
         # By identity, since the hash of a code object goes through all of it; held, so that it stays.
         self._kinds: dict[int, tuple[int, types.CodeType]] = {}
         self._met: dict[int, types.CodeType] = {}
+        self._calm: set[int] = set()  # those met that are not foreign, and what calls them
         self._asking: dict[int, Callable[[Any], bool]] = {}  # by code, what it would see otherwise than eager does
 
     @contextmanager
@@ -175,6 +176,8 @@ class Watch:
     def _enter(self, frame: Any, event: str, arg: Any) -> Any:
         # Called for each function that runs: what is known of most is looked up here.
         number = id(frame.f_code)
+        if number in self._calm and not self._asking and id(frame.f_back.f_code) in self._calm:
+            return None
         kinds = self._kinds
         known = kinds.get(number)
         kind = self._kind(frame) if known is None else known[0]
@@ -182,6 +185,7 @@ class Watch:
             back = frame.f_back
             above = None if back is None else kinds.get(id(back.f_code))
             if above is not None and above[0] != _FOREIGN:
+                self._calm.update((number, id(back.f_code)))
                 return None
         if kind == _FOREIGN and any(map(holds_staged, list(frame.f_locals.values()))):
             self._refuse(frame)
