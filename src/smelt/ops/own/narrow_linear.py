@@ -34,6 +34,7 @@ _EXACT_TERMS = 512  # so many products of a step and a byte are summed exactly i
 _SHARE = torch.tensor(1.0 / _STEPS)
 _TINY = 1e-32
 _STEPS_OF_FEW = 8
+_CACHED = 1 << 17
 
 
 def byte_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -58,6 +59,11 @@ def _within(value: torch.Tensor, least: torch.Tensor, most: torch.Tensor) -> tor
 
 def byte_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """f32[n, k] as bytes i8[n, k] and a step f32[n] each."""
+    steps, scales = zip(*map(_byte_weight, in_cache(weight)), strict=True)
+    return torch.cat(steps), torch.cat(scales)
+
+
+def _byte_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scale = weight.abs().amax(1).div(127).clamp_min(_TINY)
     return weight.div(scale[:, None]).round_().clamp_(-127, 127).to(torch.int8), scale
 
@@ -65,7 +71,8 @@ def byte_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def nibble_weight(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
     """f32[n, k] as steps i8[n, k] of -8..7, and a step bf16[n, k / group] of each group of a column."""
     groups = weight.reshape(weight.shape[0], -1, group)
-    largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
+    low, high = groups.aminmax(dim=2, keepdim=True)
+    largest = torch.where(high < -low, low, high)
     step = (largest / -_STEPS_OF_FEW).to(torch.bfloat16)
     wide = step.float()
     steps = groups.div(torch.where(wide == 0, wide.new_ones(()), wide)).round_()
@@ -73,14 +80,17 @@ def nibble_weight(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch
     return steps.view(weight.shape), step[:, :, 0]
 
 
-def as_int8(weight: torch.Tensor) -> torch.Tensor:
-    """What the bytes of a weight stand for."""
-    steps, scale = byte_weight(weight)
-    return steps * scale[:, None]
+def in_cache(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Rows of a weight, so many at a time as a core's own cache holds; multiples of 32 but for the last."""
+    return weight.split(max(_CACHED // max(weight.shape[1], 1) // 32, 1) * 32)
 
 
 def as_int4(weight: torch.Tensor, group: int) -> torch.Tensor:
     """What the 4 bits of a weight stand for."""
+    return torch.cat([_as_int4(rows, group) for rows in in_cache(weight)])
+
+
+def _as_int4(weight: torch.Tensor, group: int) -> torch.Tensor:
     steps, step = nibble_weight(weight, group)
     return (steps.view(weight.shape[0], -1, group) * step.float()[:, :, None]).view(weight.shape)
 

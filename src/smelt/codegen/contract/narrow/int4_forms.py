@@ -8,11 +8,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from smelt.ops.own.narrow_linear import nibble_weight
+from smelt.ops.own.narrow_linear import in_cache, nibble_weight
 
 COLUMNS = 16
 """Columns of a panel."""
@@ -50,15 +50,18 @@ class Int4Form:
 
     def packed(self, weight: torch.Tensor) -> torch.Tensor:
         """The panels u8[nbytes] of a weight f32[n, k]."""
+        return torch.cat([replace(self, n=len(rows))._packed(rows) for rows in in_cache(weight)])
+
+    def _packed(self, weight: torch.Tensor) -> torch.Tensor:
         steps, step = nibble_weight(weight.contiguous(), self.group)
         groups, columns = self.k // self.group, self.panels * COLUMNS
         bits = torch.full((columns, self.k), STEPS, dtype=torch.uint8)
         bits[: self.n] = steps + STEPS
         pairs = bits.view(columns, -1, 2)
-        nbytes = (pairs[:, :, 0] | pairs[:, :, 1] << 4).view(self.panels, COLUMNS, groups, self.group // 8, 4)
+        words = (pairs[:, :, 0] | pairs[:, :, 1] << 4).view(torch.int32).view(self.panels, COLUMNS, groups, -1)
         made = torch.zeros(self.panels, groups, self.group_nbytes, dtype=torch.uint8)
         at = COLUMNS * self.group // 2
-        made[:, :, :at] = nbytes.permute(0, 2, 3, 1, 4).reshape(self.panels, groups, at)
+        made[:, :, :at] = words.permute(0, 2, 3, 1).reshape(self.panels, groups, -1).view(torch.uint8)
         whole = torch.zeros(columns, groups, dtype=torch.bfloat16)
         whole[: self.n] = step
         turned = whole.view(self.panels, COLUMNS, groups).transpose(1, 2).contiguous()

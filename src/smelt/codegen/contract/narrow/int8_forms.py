@@ -10,12 +10,12 @@ Invariant: the bytes are those of `smelt.ops.own.narrow_linear`, on every instru
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from smelt.codegen.contract.tiling import Tiling
-from smelt.ops.own.narrow_linear import byte_rows, byte_weight
+from smelt.ops.own.narrow_linear import byte_rows, byte_weight, in_cache
 
 TAIL_NBYTES = 8
 """Bytes behind the elements of a row: its scale and its zero point."""
@@ -62,12 +62,16 @@ class Int8Form:
 
     def packed(self, weight: torch.Tensor) -> torch.Tensor:
         """The panels u8[nbytes] of a weight f32[n, k]."""
+        return torch.cat([replace(self, n=len(rows))._packed(rows) for rows in in_cache(weight)])
+
+    def _packed(self, weight: torch.Tensor) -> torch.Tensor:
         steps, scale = byte_weight(weight)
         whole = torch.zeros(self.panels * self.columns, padded(self.k), dtype=torch.int8)
         whole[: self.n, : self.k] = steps
         made = torch.zeros(self.panels, self.panel_nbytes, dtype=torch.uint8)
-        group, at = self.tiling.group, self.scales_at
-        groups = whole.view(self.panels, self.columns, -1, group).transpose(1, 2)
+        at = self.scales_at
+        words = whole.view(torch.int16 if self.tiling.group == 2 else torch.int32)
+        groups = words.view(self.panels, self.columns, -1).transpose(1, 2)
         made[:, :at] = groups.reshape(self.panels, -1).view(torch.uint8)
         scales = torch.zeros(self.panels * self.columns)
         scales[: self.n] = scale
