@@ -129,6 +129,34 @@ def test_a_range_is_made_by_default_where_it_is_small() -> None:
     assert ((1, 64),) in loaded.entry("forward").sizes
 
 
+def figures(x: Tensor) -> tuple[Tensor, int, float]:
+    """Of 2, 5 and 8 rows, the bounds and the middle of a range, the second is the same."""
+    return x * 2, x.shape[0] % 3, x.shape[0] / 4
+
+
+def power(x: Tensor) -> tuple[Tensor, int]:
+    """Beyond 64 bits from 5 rows on."""
+    return x * 2, x.shape[0] ** 30
+
+
+def signed(x: Tensor) -> tuple[Tensor, float]:
+    """-0.0 of an even number of rows, else 0.0."""
+    return x * 2, (x.shape[0] % 2 - 1) * 0.0
+
+
+@pytest.mark.parametrize("program", [figures, power, signed])
+def test_numbers_that_follow_from_sizes(program: Any) -> None:
+    with torch.no_grad():
+        traced = smelt.trace(program, (torch.randn(5, 4),), dynamic_shapes=[{0: smelt.Dim("n", min=2, max=8)}])
+        loaded = load(saved(traced, sizes=[{"n": range(2, 9)}], targets=["avx512", "avx2"]))
+        for rows in range(2, 9):
+            x = torch.randn(rows, 4)
+            wanted = program(x)
+            for found in (loaded(x), traced(x)):
+                assert torch.equal(found[0], wanted[0]) and repr(found[1:]) == repr(wanted[1:])
+        assert (((2, 8),) in loaded.entry("forward").sizes) == (program is not power)
+
+
 def test_sizes_beyond_a_range_are_compiled_anew() -> None:
     with torch.no_grad():
         program = captured()

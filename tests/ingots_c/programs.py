@@ -135,6 +135,12 @@ def halves(x: Tensor, y: Tensor) -> Tensor:
     return x.view(x.shape[0] // 2, 2, 4).sum(1) + y[::2]
 
 
+def sized(x: Tensor) -> tuple[int, Tensor, float, int, float]:
+    """Numbers that follow from a size; the last is 0.0 or -0.0."""
+    rows = x.shape[0]
+    return rows, x.sum(), rows / 4, rows % 3, (rows % 2 - 1) * 0.0
+
+
 def ranged_programs() -> dict[str, tuple[Callable[[], Any], Calls]]:
     """The same with free sizes; calls are at both bounds, and between them."""
     few, many = [(1, 1), (3, 24), (2, 9), (1, 24), (3, 1)], [(n, 5) for n in (1, 40, 2, 17)]
@@ -150,6 +156,7 @@ def ranged_programs() -> dict[str, tuple[Callable[[], Any], Calls]]:
         ),
         "shrunk": (shrunk, [{0: rows}], [(torch.randn(9, 5),), *((torch.randn(size) * 50,) for size in many)]),
         "stepped": (stepped, [{0: rows}], [(torch.randn(9, 5),), *((torch.randn(size),) for size in many)]),
+        "sized": (sized, [{0: rows}], [(torch.randn(n, 4),) for n in (6, 1, 40, 2, 3)]),
         "halves": (
             halves, [{0: even}] * 2,
             [(torch.randn(n, 4), torch.randn(n, 4)) for n in (6, 12, 4, 10)],

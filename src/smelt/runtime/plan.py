@@ -89,6 +89,9 @@ class Word(_Int):
 
     def value(self, words: Sequence[int | float]) -> int | float:
         """The number, given all words."""
+        if len(self.terms) == 1 and not self.add:  # 0 + -0.0 is 0.0
+            ((index, factor),) = self.terms
+            return words[index] * factor
         total: int | float = self.add
         for index, factor in self.terms:
             total += words[index] * factor

@@ -2,32 +2,40 @@
 
     rows 1..512  ==>  a plan for 2..512 with the words of each, a plan for 1
 
+Numbers that are results and follow from sizes become words, too: a plan copies them at its end.
+
 Invariant: what a plan of the compiler computes for its sizes at run time is computed here for each of them, so that no
 reader needs the compiler's functions; nothing else tells a file's plan from one that is compiled.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
+from smelt.codegen.lower.python.numbers import same
 from smelt.codegen.lower.result import Lowered
 from smelt.codegen.lower.symbolic import NotSymbolic
 from smelt.compiler.sizes.sized_unit import SizedUnit
 from smelt.diag import Options, SmeltError
 from smelt.ir.sizes import SizeLeak
 from smelt.package.sizes import Box
-from smelt.runtime.encoding.sizes import SizedPlan, words_in
+from smelt.runtime.encoding.sizes import words_in
+from smelt.runtime.encoding.table import Arith
 from smelt.runtime.ingot.free_sizes import Sizes
 from smelt.runtime.ingot.size_table import Column, SizeTable
-from smelt.runtime.plan import Launch, Plan
+from smelt.runtime.plan import Kind, Launch, Plan, Scalar, Word
+from smelt.runtime.recipes import Number, OutputRecipe, Plain
 
 PLAN_LIMIT = 4
 """Plans for many sizes that one range may come to; what they leave is compiled where it is loaded."""
 ALONE_LIMIT = 8
 """Sizes of a range that may have plans of their own."""
 _BITS = 4  # of an estimated time: chunks need no more
+_LIMIT = 1 << 63
+_NUMBERS: Mapping[type, Kind] = {int: "int", float: "float"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +75,79 @@ def _ranged(unit: SizedUnit, box: Box, group: list[Sizes], left: list[Sizes], op
         found = unit.lowered_for_files(hint, options)
     except (NotSymbolic, SmeltError):  # these are lowered one by one, with an error of their own
         return None
-    if found.outputs(hint) != found.outputs(group[0]) or found.outputs(hint) != found.outputs(group[-1]):
-        return None
     plan = found.plan
     low = tuple(low for low, _ in box.bounds)
     count = tuple(high - low + 1 for low, high in box.bounds)
     blank = SizeTable(low, count, Column.of({0: 0}), Column.of({0: 0}), ())
     words: dict[int, tuple[int | float, ...]] = {}
+    outputs: dict[int, tuple[OutputRecipe, ...]] = {}
     shares: dict[int, int] = {}
     for sizes in left:
         number = blank.number(sizes)
         assert number is not None, "it is within the bounds"
         if plan.holds(*sizes):
             try:
-                words[number] = plan.words(*sizes)
+                words[number], outputs[number] = plan.words(*sizes), found.outputs(sizes)
             except SizeLeak:
                 continue
             shares[number] = int(plan.can_share(*sizes))
-    if len(words) < 2:
+    results = _results(plan.template, outputs, len(next(iter(words.values())))) if len(words) > 1 else None
+    if results is None:
         return None
+    words = {number: (*own, *results.words[number]) for number, own in words.items()}
     taken = dict.fromkeys(range(prod(count)), 0) | dict.fromkeys(words, 1)
-    return Ranged(replace(found.lowered, plan=plan.template), _table(blank, plan, words, shares, taken))
+    lowered = replace(found.lowered, plan=results.plan, outputs=results.recipes)
+    return Ranged(lowered, _table(blank, results.plan, words, shares, taken))
+
+
+@dataclass(frozen=True, slots=True)
+class _Results:
+    """Recipes that are right at all sizes, the plan that they are of, and its further words, by the number of sizes."""
+
+    recipes: tuple[OutputRecipe, ...]
+    plan: Plan
+    words: Mapping[int, tuple[int | float, ...]]
+
+
+def _results(plan: Plan, outputs: Mapping[int, tuple[OutputRecipe, ...]], nwords: int) -> _Results | None:
+    """The results of a plan with so many words, where only numbers differ between sizes; None where others do."""
+    recipes: list[OutputRecipe] = []
+    more: list[list[int | float]] = []
+    made: list[tuple[int, Kind, Word]] = []
+    for different in zip(*outputs.values(), strict=True):
+        if len(set(map(repr, different))) == 1:  # not by ==, by which -0.0 is 0.0
+            recipes.append(different[0])
+            continue
+        kind = _number_kind(different)
+        if kind is None:
+            return None
+        recipes.append(Number(len(plan.outputs) + len(made)))
+        made.append((plan.nslots + len(made), kind, Word.of(nwords + len(made), is_double=kind == "float")))
+        more.append([each.value for each in different if isinstance(each, Plain)])
+    copies = tuple(Scalar(Arith.COPY, slot, (word,), same) for slot, _, word in made)
+    extended = replace(
+        plan,
+        nslots=plan.nslots + len(made),
+        outputs=(*plan.outputs, *(slot for slot, _, _ in made)),
+        instructions=(*plan.instructions, *copies),
+        origins=(*plan.origins, *("a result that follows from sizes" for _ in made)) if plan.origins else (),
+        kinds={**plan.kinds, **{slot: kind for slot, kind, _ in made}},
+    )
+    values = zip(*more, strict=True) if more else ((),) * len(outputs)
+    return _Results(tuple(recipes), extended, dict(zip(outputs, values, strict=True)))
+
+
+def _number_kind(recipes: tuple[OutputRecipe, ...]) -> Kind | None:
+    """What all are, where they are numbers that words can be."""
+    values = [each.value for each in recipes if isinstance(each, Plain)]
+    kinds = set(map(type, values))
+    if len(values) < len(recipes) or len(kinds) != 1 or not all(map(_is_word, values)):
+        return None
+    return _NUMBERS[kinds.pop()]
+
+
+def _is_word(value: object) -> bool:
+    return abs(value) < _LIMIT if type(value) is int else type(value) is float and math.isfinite(value)
 
 
 def _off_centre(sizes: Sizes, box: Box) -> float:
@@ -98,10 +158,10 @@ def _off_centre(sizes: Sizes, box: Box) -> float:
 
 
 def _table(
-    blank: SizeTable, plan: SizedPlan, words: Mapping[int, tuple[int | float, ...]], shares: Mapping[int, int],
+    blank: SizeTable, plan: Plan, words: Mapping[int, tuple[int | float, ...]], shares: Mapping[int, int],
     taken: Mapping[int, int],
 ) -> SizeTable:  # fmt: skip
-    rough = _only_estimates(plan.template)
+    rough = _only_estimates(plan)
     first = min(words)
     columns = []
     for index in range(len(words[first])):

@@ -9,6 +9,7 @@ file is evaluated but sums and products of whole numbers.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -46,7 +47,7 @@ class Column:
         for number, value in sorted(values.items()):
             if firsts:
                 base, first, step = bases[-1], firsts[-1], steps[-1]
-                if value == base + step * (number - first) and type(value) is type(base):
+                if _is_same(value, base + step * (number - first) if step else base):
                     last = number
                     continue
                 grown, rest = divmod(value - base, number - first) if type(value) is int else (0, 1)
@@ -79,6 +80,11 @@ class Column:
         if not firsts or firsts[0]:
             raise part.bad("do not begin with the first sizes")
         return Column(tuple(firsts), tuple(bases), tuple(steps))
+
+
+def _is_same(a: int | float, b: int | float) -> bool:
+    """Whether they are one number, of one type and sign: -0.0 is not 0.0."""
+    return a == b and type(a) is type(b) and (a != 0 or math.copysign(1, a) == math.copysign(1, b))
 
 
 @distinct_record
