@@ -22,8 +22,21 @@ def _each(given: Any, rank: int) -> tuple[int, ...]:
     return numbers * rank if len(numbers) == 1 else numbers
 
 
+def _is_larger(kernel: int, dilation: int, size: int) -> bool:
+    """Whether a window is surely larger than the image."""
+    return dilation == 1 and isinstance(size, int) and kernel > size
+
+
+def _walked(kernel: int, dilation: int, size: int) -> int:
+    """How many places a window's loop has in one dimension: those of the image where the window is larger."""
+    return size if _is_larger(kernel, dilation, size) else kernel
+
+
 class _Window:
-    """The window of a pool: kernel, stride, padding and dilation of the last dimensions, and x's element in it."""
+    """The window of a pool: kernel, stride, padding and dilation of the last dimensions, and x's element in it.
+
+    A window that is larger than the image is walked by the image's places, as eager does: `AvgPool2d(1280)` of 7x7.
+    """
 
     def __init__(self, p: Pull, node: Node, idx: Idx, rank: int) -> None:
         call = p.call(node)
@@ -37,14 +50,19 @@ class _Window:
         self.padding = _each(call["padding"], rank)
         self.dilation = _each(call.get("dilation", 1), rank)
         self.lead, self.out = idx[:-rank], idx[-rank:]
-        inner = p.window(self.kernel)
-        self.at: tuple[Ix, ...] = tuple(
-            o.scaled(s, -pad).plus(w.scaled(d))
-            for o, s, pad, w, d in zip(self.out, self.stride, self.padding, inner, self.dilation, strict=True)
-        )
+        inner = p.window(tuple(map(_walked, self.kernel, self.dilation, self.image)))
+        at = list[Ix]()
         self.inside: Expr | bool = True
-        for ix, size in zip(self.at, self.image, strict=True):
-            self.inside = p.both(self.inside, p.between(ix, 0, size))
+        for o, w, s, pad, d, n, size in zip(
+            self.out, inner, self.stride, self.padding, self.dilation, self.kernel, self.image, strict=True
+        ):
+            if _is_larger(n, d, size):
+                at.append(w)
+                self.inside = p.both(self.inside, p.between(o.scaled(-s, pad).plus(w), 0, n))
+            else:
+                at.append(o.scaled(s, -pad).plus(w.scaled(d)))
+                self.inside = p.both(self.inside, p.between(at[-1], 0, size))
+        self.at: tuple[Ix, ...] = tuple(at)
         if p.loops_at(idx).intersection(p.inner or ()):
             raise Unfusible("its window runs with its reader's row")
 
