@@ -115,3 +115,53 @@ def test_a_penalty_of_gradients_is_one_program() -> None:
         for found, expected in zip(*reversed(grads), strict=True):
             torch.testing.assert_close(found, expected)
     assert is_compiled(compiled)
+
+
+CRITICS: dict[str, Callable[[], nn.Module]] = {
+    "relu": lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1)),
+    "leaky_relu": lambda: nn.Sequential(nn.Linear(4, 6), nn.LeakyReLU(0.2), nn.Linear(6, 1)),
+    "prelu": lambda: nn.Sequential(nn.Linear(4, 6), nn.PReLU(), nn.Linear(6, 1)),
+    "norm": lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 1)),
+}
+
+
+@pytest.mark.spread(2)
+@pytest.mark.parametrize("name", CRITICS)
+def test_penalty_of_gradients_through_kinks(name: str) -> None:
+    """The bias below a ReLU has a second derivative of zeros, which eager puts into `.grad`."""
+    torch.manual_seed(0)
+    critic = CRITICS[name]()
+
+    def penalty(real: Tensor, fake: Tensor) -> list[Tensor | None]:
+        for p in critic.parameters():
+            p.grad = None
+        mixed = (0.3 * real + 0.7 * fake).requires_grad_()
+        (slope,) = torch.autograd.grad(critic(mixed).sum(), mixed, create_graph=True)
+        ((slope.norm(dim=1) - 1) ** 2).mean().backward()
+        return [None if p.grad is None else p.grad.clone() for p in critic.parameters()]
+
+    compiled = smelt.compile(penalty)
+    for _ in range(3):
+        inputs = torch.randn(5, 4), torch.randn(5, 4)
+        expected, found = penalty(*inputs), compiled(*inputs)
+        assert [one is None for one in found] == [one is None for one in expected]
+        for one, two in zip(found, expected, strict=True):
+            if two is not None:
+                torch.testing.assert_close(one, two)
+    assert not compiled.stats().fallbacks
+
+
+def test_a_gradient_that_is_lost_is_not_taken_for_zeros() -> None:
+    """What has its history from outside goes back to a parameter by no path of the graph."""
+    w = torch.ones(3, requires_grad=True)
+
+    def program(outside: Tensor) -> Tensor:
+        y = (w.relu() * outside).sum()
+        (slope,) = torch.autograd.grad(y, w, create_graph=True)
+        return torch.autograd.grad(slope.sum(), w)[0]
+
+    compiled = smelt.compile(program)
+    with pytest.warns(smelt.SmeltWarning, match="came in with a history"):
+        torch.testing.assert_close(compiled(w.sin()), program(w.sin()))
+    for factor in (3.0, 4.0):
+        torch.testing.assert_close(compiled(w.sin() * factor), program(w.sin() * factor))

@@ -9,9 +9,9 @@ Invariant: the graph is functional, so what stands before such a node is what au
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from smelt.autodiff.activity import certain_values, may_depend
+from smelt.autodiff.activity import certain_values, is_differentiated, may_depend
 from smelt.autodiff.checkpoints import active_in_loops
 from smelt.autodiff.control import drop_unused
 from smelt.autodiff.reverse import Reverse
@@ -34,18 +34,19 @@ def write_gradients(graph: Graph, *, memory_budget: float = 1.0) -> tuple[Value,
     memory_budget: below 1, those of long loops go back from checkpoints.
     Raises: SmeltError (S0303) where one has no graph.
     """
+    captured = set(graph.walk())
     found = [node for node in graph.walk() if node.op == GRADIENT]
     rewriter, begun = Rewriter(graph), list[Value]()
     for number, node in enumerate(found):
         # Once: the loops that a gradient has been written as are short, and not to be nested again.
-        begun += _write(rewriter, node, nests=memory_budget < 1 and number == 0)
+        begun += _write(rewriter, node, captured, nests=memory_budget < 1 and number == 0)
     if found:
         spell_norms(rewriter, graph)
         drop_unused(rewriter, graph.body)
     return tuple(begun)
 
 
-def _write(rewriter: Rewriter, node: Node, *, nests: bool) -> list[Value]:
+def _write(rewriter: Rewriter, node: Node, captured: Collection[Node], *, nests: bool) -> list[Value]:
     begun: list[Value] = []
     region = node.parent
     assert region is not None
@@ -64,7 +65,7 @@ def _write(rewriter: Rewriter, node: Node, *, nests: bool) -> list[Value]:
                 begun.append(_first(reverse.emitter, root, grad))
                 reverse.add(root, begun[-1])
         reverse.region(region)
-        made = [_result(reverse, node, value) for value in wanted]
+        made = [_result(reverse, node, value, captured) for value in wanted]
     for user in list(node.result.users):
         if not isinstance(user, Node) or user.op != "unpack":
             raise _lost(node, "its gradients are handed on as a list")
@@ -85,14 +86,39 @@ def _check_certain(graph: Graph, node: Node, roots: Sequence[Arg], wanted: Seque
             raise _lost(node, f"whether there is a gradient of %{value.name} depends on the path")
 
 
+def _is_zero(node: Node, value: Value, captured: Collection[Node]) -> bool:
+    """Whether the roots depend on a value through no more than comparisons that an earlier gradient was written with.
+
+    The gradient of a ReLU is `g` where its operand is above 0: of that operand autograd has a gradient of zeros, the
+    graph none. captured: the nodes that the program has itself, of which a gradient that is lost is none of zeros.
+    """
+    region, roots = node.parent, node.args[0]
+    if region is None or not isinstance(value.type, TensorType) or any(one.regions for one in region):
+        return False
+    active, behind = {value}, set[Value]()
+    for one in region:
+        if one is node:
+            break
+        reads = set(one.operands())
+        if reads & active and is_differentiated(one):
+            active.update(r for r in one.results if may_depend(r.type))
+        if reads & active and one not in captured:
+            behind.update(r for r in one.results if not may_depend(r.type))
+        if reads & behind:
+            behind.update(one.results)
+    return isinstance(roots, tuple) and any(root in behind for root in roots)
+
+
 def _first(b: GraphEmitter, root: Value, grad: Arg) -> Value:
     if isinstance(grad, Value):
         return grad
     return b.call("aten.ones_like.default", root)
 
 
-def _result(reverse: Reverse, node: Node, value: Value) -> Value:
+def _result(reverse: Reverse, node: Node, value: Value, captured: Collection[Node]) -> Value:
     found = reverse.gradient(value) if may_depend(value.type) else None
+    if found is None and _is_zero(node, value, captured):
+        found = reverse.emitter.call("aten.zeros_like.default", value)
     if found is None:
         raise _lost(node, f"autograd found a gradient of %{value.name}, and the graph has none")
     if node.kwargs.get("create_graph"):
