@@ -24,6 +24,7 @@ from torch.nn import functional as F
 import smelt
 from smelt.codegen.llvm.isa import AVX2, compiling_for
 from smelt.codegen.lower.lowering import lower
+from smelt.codegen.lower.preparing import prepared
 from smelt.codegen.lower.report import KernelReport
 from smelt.codegen.lower.result import Lowered
 from smelt.diag import Options, SmeltError
@@ -69,6 +70,12 @@ def optimized(called: Called) -> str:
     with torch.no_grad(), compiling_for(AVX2), one_thread():
         unit = traced(called).unit
         return str(unit.optimize())
+
+
+def ready(called: Called) -> str:
+    """The graph that is lowered."""
+    with torch.no_grad(), compiling_for(AVX2), one_thread():
+        return str(prepared(traced(called).unit.optimize(), Options(measure=False)).graph)
 
 
 def script(called: Called) -> str:
@@ -194,6 +201,7 @@ def masked(text: str) -> str:
 
 STAGES: Mapping[str, Callable[[Called], str]] = {
     "graph": graph,
+    "prepared": ready,
     "script": script,
     "optimized": optimized,
     "gradient": gradient,

@@ -1,6 +1,7 @@
 """The only place where passes are put in order.
 
-FUNCTIONAL makes the raw capture the graph that people read; OPTIMIZED makes that the graph that runs.
+FUNCTIONAL makes the raw capture the graph that people read; OPTIMIZED makes that the graph that runs. PREPARED, which
+`codegen.lower.preparing` has in order, gives what a plan has no form for another one: each lowering does it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 from smelt._torch import versions
 from smelt.autodiff import computes_gradients, detach_islands, write_gradients
 from smelt.codegen.llvm.isa import host_isa
+from smelt.codegen.lower.preparing import PREPARED
 from smelt.codegen.lower.products.merging import merging_pays
 from smelt.codegen.lower.products.narrowing import narrowing_pays
 from smelt.compiler.training.recompute import recompute
@@ -134,7 +136,7 @@ def first_wrong_pass(graph: Graph, inputs: Sequence[Any], options: Options, look
 
     A pass that differs because it was asked to (`dtype`) is left out.
     """
-    return bisect(graph, exact_passes(options), inputs, lookup)
+    return bisect(graph, [*exact_passes(options), *(one.as_pass(options) for one in PREPARED)], inputs, lookup)
 
 
 def exact_passes(options: Options) -> list[Pass]:

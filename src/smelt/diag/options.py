@@ -63,7 +63,7 @@ class Options:
     skip: names of passes to omit (bisecting, debugging).
     enable: names of optional passes to run.
     stop_after: run only the first N passes (None: all).
-    dump: directory into which the graph is written after each pass ("" for no dump).
+    dump: directory into which the graph is written after each pass and each rewrite before lowering ("" for none).
     verify: run the graph verifier after every pass, not only after the last.
     cache_dir, cache_limit_mb: the folder that caches machine code, and its size limit; "" caches nothing on disk. The
         default is `SMELT_CACHE_DIR`, else smelt's folder in the user's cache (~/.cache/smelt).

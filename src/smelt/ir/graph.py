@@ -70,6 +70,11 @@ class Graph:
         # Linked nodes would be walked by recursion; the text says it all.
         return (parse, (str(self), self.constants))
 
+    def take(self, other: Graph) -> None:
+        """Become what another graph is, which is empty then: for rewrites that build a graph anew."""
+        self.body, self.constants, other.body = other.body, other.constants, Region(other)
+        self.body.owner = self
+
     def clone(self) -> Graph:
         """A deep copy with the same names; constants are shared."""
         copy = Graph(self.name)

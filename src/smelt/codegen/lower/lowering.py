@@ -16,7 +16,7 @@ import torch
 from smelt.analysis import alias_analysis
 from smelt.codegen.fusion.groups import has_numbers
 from smelt.codegen.fusion.rules.parts import writes_parts
-from smelt.codegen.llvm.isa import host_isa, is_for_elsewhere
+from smelt.codegen.llvm.isa import is_for_elsewhere
 from smelt.codegen.llvm.walkers.executor import executor_object
 from smelt.codegen.lower.context import Context, cannot_lower
 from smelt.codegen.lower.expects import lower_expect
@@ -41,14 +41,13 @@ from smelt.codegen.lower.images.own_convolution import OwnConvolution, lower_own
 from smelt.codegen.lower.images.trained_attention import FLASH, FLASH_BACKWARD, lower_flash, lower_flash_backward
 from smelt.codegen.lower.kernels import with_code
 from smelt.codegen.lower.library import lower_gelu, lower_histc, lower_pad
-from smelt.codegen.lower.memory.chosen import refuse_shared, with_choices
-from smelt.codegen.lower.memory.handed_out import with_own_constants
 from smelt.codegen.lower.memory.in_place import PUTS
 from smelt.codegen.lower.memory.outputs import lower_outputs
 from smelt.codegen.lower.memory.sharing import is_idle_dropout, view_source
 from smelt.codegen.lower.memory.views import lower_resolved, lower_unpack, lower_view
 from smelt.codegen.lower.memory.writes import lower_write, mutations
 from smelt.codegen.lower.nests import Nests
+from smelt.codegen.lower.preparing import prepared
 from smelt.codegen.lower.products.fuse import Epilogue, epilogue_of
 from smelt.codegen.lower.products.linear import Product, lower_product, product_of
 from smelt.codegen.lower.products.narrow_products import NarrowProduct, lower_narrow_product, narrow_product_of
@@ -56,10 +55,8 @@ from smelt.codegen.lower.products.own_matmul import OwnMatmul, lower_own_matmul,
 from smelt.codegen.lower.products.own_products import OwnProduct, lower_own_product, own_product_of
 from smelt.codegen.lower.products.products import lower_addmm, lower_matmul, lower_mm
 from smelt.codegen.lower.products.recurrent import lower_recurrent
-from smelt.codegen.lower.python.accumulators import with_rows
 from smelt.codegen.lower.python.lists import lower_joined
 from smelt.codegen.lower.python.numbers import lower_number
-from smelt.codegen.lower.python.parts import with_parts
 from smelt.codegen.lower.python.plain import is_plain, is_plain_type
 from smelt.codegen.lower.python.puts import lower_put
 from smelt.codegen.lower.python.python_nodes import lower_python
@@ -69,8 +66,6 @@ from smelt.codegen.lower.python.sized_runs import SizedRuns, lower_sized
 from smelt.codegen.lower.regions import is_native, lower_for, lower_if, lower_while
 from smelt.codegen.lower.report import MemoryReport, Report
 from smelt.codegen.lower.result import EAGER, Layouts, Lookup, Lowered
-from smelt.codegen.lower.static.hoist import hoisted
-from smelt.codegen.lower.unknown import padded
 from smelt.codegen.lower.unknown.adding import lower_index_add
 from smelt.codegen.lower.unknown.compaction import lower_places
 from smelt.codegen.lower.unknown.cutting import lower_cut
@@ -187,13 +182,9 @@ def lower(
         start = now
 
     _check(graph)
-    rows = with_rows(graph)
     own = options or Options()
-    known = padded(rows, layers=own.own_kernels and host_isa() is not None and own.numerics != "eager-library")
-    if known is not rows:
-        # Memory that is longer than what it holds is each value's own, so that this is not seen any more.
-        refuse_shared(rows)
-    graph, chosen = with_choices(with_parts(hoisted(with_own_constants(known))))
+    ready = prepared(graph, own)
+    graph, chosen = ready.graph, ready.chosen
     ctx = Context(graph, state, own)
     ctx.compiler = compiler(ctx.options)
     ctx.told.update(choice.which for choice in chosen.values())
@@ -201,6 +192,7 @@ def lower(
     for number, value in enumerate(graph.inputs):
         ctx.add_input(value, layouts.given.get(number))
     stage("analyse")
+    stages.extend((f"analyse: {name}", ms) for name, ms in ready.stages)
     body = _Body(ctx)
     stage("fuse")
     body.lower()
