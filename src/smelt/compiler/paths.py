@@ -15,14 +15,14 @@ from smelt.analysis.aliases import alias_analysis, is_external
 from smelt.capture import Captured
 from smelt.capture.recording.spans import Spans
 from smelt.compiler.deciding.trial import Trial
-from smelt.diag import CaptureError, Miss, Span
+from smelt.diag import CaptureError, Miss, Span, limits
 from smelt.ir import Graph, Node, Value
 from smelt.ops.effects import effects
 from smelt.ops.ranks import collectives
 from smelt.passes.early_expects import expects_first
 from smelt.rewrite import Rewriter
 
-PATH_LIMIT = 64  # paths kept under one set of guards; the least recently used one goes
+PATH_LIMIT = limits.RECORDED_PATHS  # paths kept under one set of guards; the least recently used one goes
 _VALUES_SHOWN = 6
 _TEST = "test"
 PATIENCE = 8  # paths recorded, or evicted, before it is asked whether they pay

@@ -76,12 +76,12 @@ from smelt.capture.staging.stage import _everything_kept
 from smelt.capture.structure.roots import reachable
 from smelt.capture.structure.sharing import entangled
 from smelt.capture.structure.signature import Signature, flatten_arguments
-from smelt.diag import CaptureError, InternalError, Span
+from smelt.diag import CaptureError, InternalError, Span, limits
 from smelt.ir import Type
 
 _MOST_RUNS, _MOST_ASKED = 64, 6
 # What all runs of a program may take together: operators and ways, and seconds of the thread's own time.
-_STEPS, _SECONDS = 60_000, 20.0
+_STEPS, _SECONDS = limits.SCRIPT_STEPS, limits.SCRIPT_SECONDS
 
 
 @dataclass

@@ -38,6 +38,7 @@ from smelt.capture.staging.texts import (
     text_of,
 )
 from smelt.capture.staging.warned import record_warning
+from smelt.diag import limits
 from smelt.ir import BOOL, FLOAT, INT, DictType, ListType, TensorType, TupleType
 from smelt.ops.python.python_calls import is_callable_by_name
 from smelt.ops.python.python_draws import draw_name
@@ -51,7 +52,7 @@ _SIZED = (
     list, tuple, range, dict, set, frozenset, str, bytes, torch.Tensor,
     *map(type, ({}.keys(), {}.values(), {}.items())),
 )  # fmt: skip
-_MOST_TAKEN = 4096  # items of an iterator that may have no end
+_MOST_TAKEN = limits.LONG_ITERATORS  # items of an iterator that may have no end
 
 # What an operator takes as it is, staged or not.
 _NUMBERS = frozenset((int, float, bool, complex, type(None), torch.dtype, StagedInt, StagedFloat, StagedBool))

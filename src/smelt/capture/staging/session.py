@@ -42,6 +42,7 @@ from smelt.capture.staging.objects.watch import unwatched
 from smelt.capture.staging.reading import Reading
 from smelt.capture.staging.recording import strides_of, tainted
 from smelt.capture.staging.records import Listed, RegionRecords, Structured
+from smelt.diag import limits
 from smelt.ir import (
     BOOL,
     COMPLEX,
@@ -58,7 +59,7 @@ from smelt.ir import (
 )
 from smelt.ops.convert import dtype_to_torch
 
-MOST_PATHS = 64
+MOST_PATHS = limits.STAGED_PATHS
 _MOST_TURNS = 3  # of a loop in which a container grows in some
 _MULTIPLIED = 48  # ways of which it is told whether they multiply with each question
 

@@ -84,15 +84,15 @@ from smelt.capture.structure.sharing import entangled
 from smelt.capture.structure.signature import Arguments, Signature, flatten_arguments
 from smelt.capture.structure.state import Place, held_at, holding
 from smelt.capture.structure.tree import Flattener, Tree
-from smelt.diag import CaptureError, InternalError, SmeltError
+from smelt.diag import CaptureError, InternalError, SmeltError, limits
 from smelt.ir import Graph
 from smelt.ops.python.python_draws import Generators, python_states
 
 WHY_DRAWS = "more than one number at a time, or by code that is not converted"
-_MOST_RUNS = 64
+_MOST_RUNS = limits.STAGED_RUNS
 # The budget of all runs: some steps, more for each operator of the native run; and several times what these take.
 _STEPS, _STEPS_EACH = 6000, 24
-_SECONDS, _SECONDS_EACH = 10.0, 10e-3
+_SECONDS, _SECONDS_EACH = limits.STAGING_SECONDS, 10e-3
 
 
 @dataclass

@@ -78,34 +78,41 @@ def _tell_choices(graph: Graph, state: Prepared) -> Graph:
     return made
 
 
+rows_of_lists = Preparation(
+    "rows-of-lists",
+    "for ... { %l = py.append %l, %x }   ==>   a tensor of as many rows, and for ... { write row i }",
+    lambda graph, _: with_rows(graph),
+)
+pad_sizes = Preparation("pad-sizes", "%1: f32[_] = index %x, [%mask]   ==>   %1: f32[18], %n: int", _pad, rounding=True)
+own_constants = Preparation(
+    "own-constants",
+    "%1 = const; if %c { yield %1 }   ==>   %1 = clone (const)",
+    lambda graph, _: with_own_constants(graph),
+)
+hoist_loops = Preparation(
+    "hoist-loops", "for { %1 = exp %y; ... }   ==>   %1 = exp %y; for { ... }", lambda graph, _: hoisted(graph)
+)
+writes_at_numbers = Preparation(
+    "writes-at-numbers",
+    "%1 = select_scatter %x, %v, 0, %i   ==>   %1 = index_put %x, [%i], %v",
+    lambda graph, _: with_parts(graph),
+)
+tell_choices = Preparation(
+    "tell-choices",
+    "%1 = if %c { yield %x } else { yield %2 }   ==>   also %which = if %c { yield 0 } else { yield 1 }",
+    _tell_choices,
+)
+
 PREPARED: tuple[Preparation, ...] = (
     # Before sizes are padded, for a list of rows is one more tensor of unknown size.
-    Preparation(
-        "rows-of-lists",
-        "for ... { %l = py.append %l, %x }   ==>   a tensor of as many rows, and for ... { write row i }",
-        lambda graph, _: with_rows(graph),
-    ),
-    Preparation("pad-sizes", "%1: f32[_] = index %x, [%mask]   ==>   %1: f32[18], %n: int", _pad, rounding=True),
+    rows_of_lists,
+    pad_sizes,
     # All below is about memory, which padding makes anew.
-    Preparation(
-        "own-constants",
-        "%1 = const; if %c { yield %1 }   ==>   %1 = clone (const)",
-        lambda graph, _: with_own_constants(graph),
-    ),
-    Preparation(
-        "hoist-loops", "for { %1 = exp %y; ... }   ==>   %1 = exp %y; for { ... }", lambda graph, _: hoisted(graph)
-    ),
-    Preparation(
-        "writes-at-numbers",
-        "%1 = select_scatter %x, %v, 0, %i   ==>   %1 = index_put %x, [%i], %v",
-        lambda graph, _: with_parts(graph),
-    ),
+    own_constants,
+    hoist_loops,
+    writes_at_numbers,
     # Last: it names values of the graph that is lowered.
-    Preparation(
-        "tell-choices",
-        "%1 = if %c { yield %x } else { yield %2 }   ==>   also %which = if %c { yield 0 } else { yield 1 }",
-        _tell_choices,
-    ),
+    tell_choices,
 )
 
 

@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from typing import TypeVar
 
+from smelt.diag import limits
+
 T = TypeVar("T")
 
-MOST_ALIKE = 2  # attempts for calls of one kind that ended for one reason
-MOST = 4  # the same for calls of any kind
+MOST_ALIKE = limits.ATTEMPTS_ALIKE  # attempts for calls of one kind that ended for one reason
+MOST = limits.ATTEMPTS  # the same for calls of any kind
 
 
 class Attempts:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from math import inf
 from typing import Any
 
-from smelt.diag import Options
+from smelt.diag import Options, limits
 from smelt.diag.cpu_clock import cpu_seconds
 
 clock: Callable[[], float] = cpu_seconds
@@ -24,11 +24,11 @@ clock: Callable[[], float] = cpu_seconds
 
 # That served too few calls, of each object: one for the first call, one for what it leaves behind (a cache that was
 # empty), one for sizes that are free from then on.
-FREE_BUILDS = 3
+FREE_BUILDS = limits.FREE_BUILDS
 SERVED = 4  # calls that a build has to serve
 FLOOR_S = 0.5  # about what the first builds of a process take
 AHEAD = 100  # calls that are taken to come
-STAGING_S = 5.0  # for the staged runs of a build, whatever is left
+STAGING_S = limits.BUILD_STAGING_SECONDS  # for the staged runs of a build, whatever is left
 _SAMPLES = 8  # eager calls that are timed
 
 STOPPED = "further builds would cost more than the calls are worth"

@@ -15,11 +15,13 @@ from collections.abc import Callable, Mapping
 from time import thread_time
 from typing import Any
 
-SETTLING = 16  # calls before the first window
-WINDOW = 128  # calls in a window
-FIRST = 32  # calls of it after which it is over where one is far ahead
+from smelt.diag import limits
+
+SETTLING = limits.SETTLING_CALLS  # calls before the first window
+WINDOW = limits.WINDOW_CALLS  # calls in a window
+FIRST = limits.FIRST_CALLS  # calls of it after which it is over where one is far ahead
 FAR = 3.0  # how far
-EVERY = 8  # of so many two run the program as it is
+EVERY = limits.COMPARED_EVERY  # of so many two run the program as it is
 _PLACES = (3, 5, 1, 4, 0, 6, 2, 5)  # which ones, this and the next, eight after eight; no two pairs are neighbours
 MARGIN = 1.3  # how much longer pieces may take in a window, for it is short
 LITTLE = 1.1  # how much longer in all of them

@@ -54,15 +54,15 @@ from smelt.compiler.paths import PATH_LIMIT, Outcome, Paths, difference
 from smelt.compiler.programs.program_modules import is_uninitialized
 from smelt.compiler.raised_run import RaisedRun, seen_only
 from smelt.compiler.watching import watch_natively
-from smelt.diag import CaptureError, InternalError, RanksError, SmeltError
+from smelt.diag import CaptureError, InternalError, RanksError, SmeltError, limits
 from smelt.diag.collector import collect_young, full_collections_later
 from smelt.diag.idle_memory import give_back_code, give_back_freed_memory
 from smelt.runtime.guarding.guard_args import Outside
 from smelt.runtime.guarding.guard_constants import Constants
 from smelt.runtime.guarding.guards import GuardSet
 
-STATE_LIMIT = 8  # builds with state, after which a program is split that needs one at nearly each call
-SPLIT_LIMIT = 3  # kinds of calls that were refused, after which others run in pieces at once
+STATE_LIMIT = limits.STATEFUL_BUILDS  # after which a program is split that needs one at nearly each call
+SPLIT_LIMIT = limits.REFUSED_KINDS  # kinds of calls that were refused, after which others run in pieces at once
 _OTHERS_S = 0.005  # for other calls that waited for the same build, and only look what it has left
 _IN_BACKGROUND = "still compiling in the background"
 _BUILT_ELSEWHERE = "another thread is compiling it"
@@ -71,11 +71,11 @@ AGAIN = object()
 """In the place of an answer: the table is to be asked once more."""
 RAISED = "the last recorded run of it raised"
 BEGAN_WITHOUT = "a call that began before its state was known is still running"
-_MOST_UNRECORDED = 64  # calls that run as they are after a recorded run that raised
-GRADIENT_LIMIT = (
-    3  # kinds of calls that needed gradients, after which others are not recorded while something needs them
-)
-EFFECT_ATTEMPTS = 2  # a first run often fills caches: only a program that does it again is given up
+_MOST_UNRECORDED = limits.UNRECORDED_CALLS  # calls that run as they are after a recorded run that raised
+# Kinds of calls that needed gradients, after which others are not recorded while something needs them.
+GRADIENT_LIMIT = limits.GRADIENT_KINDS
+# A first run often fills caches: only a program that does it again is given up.
+EFFECT_ATTEMPTS = limits.EFFECT_ATTEMPTS
 
 _HOW = ("falls back to eager", "is compiled as partitions, not as one graph")
 

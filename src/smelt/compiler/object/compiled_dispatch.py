@@ -40,12 +40,13 @@ from smelt.compiler.object.compiled_types import (
 from smelt.compiler.object.output_replay import muted_again, pieces_since, pieces_written
 from smelt.compiler.object.tracebacks import of_program
 from smelt.compiler.paths import contradicts
-from smelt.diag import Miss, RanksError, SmeltError
+from smelt.diag import Miss, RanksError, SmeltError, limits
 from smelt.runtime.entering.entry import Counters
 
 DISPATCHER = SLOT  # of compiled objects
 LOST: Final = "the compiled program was slower than eager"
-RESTING = 31  # calls that fall back to eager after one that nothing compiled can serve, without a look at the guards
+# Calls that fall back to eager after one that nothing compiled can serve, without a look at the guards.
+RESTING = limits.RESTING_CALLS
 
 
 class Dispatcher:

@@ -19,11 +19,12 @@ from smelt._torch.seen.forward_mode import watch_levels
 from smelt.compiler.object.compiled_native import Owner, native_entry, plans_of, target_of
 from smelt.compiler.object.compiled_original import Original
 from smelt.compiler.object.compiled_types import Entry, Row, Stats
+from smelt.diag import limits
 from smelt.diag.logs import tell, wants
 from smelt.runtime.entering.entry import Counters, EntryCode, keeps_in_reach
 
-ENTRY_LIMIT = 8  # entries kept; the least recently used one goes
-STORM_LIMIT = 16  # entries built, after which a value that changes at each call is left to the original
+ENTRY_LIMIT = limits.ENTRIES  # entries kept; the least recently used one goes
+STORM_LIMIT = limits.BUILDS  # entries built, after which a value that changes at each call is left to the original
 
 
 _rows: weakref.WeakKeyDictionary[Row, weakref.ref[Table]] = weakref.WeakKeyDictionary()

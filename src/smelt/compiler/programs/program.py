@@ -38,7 +38,7 @@ from smelt.compiler.sizes.sized_unit import SizedUnit, unit_of
 from smelt.compiler.staged import staged_capture
 from smelt.compiler.training.histories import requires_gradients
 from smelt.compiler.unit import Unit
-from smelt.diag import CaptureError, Miss, Options, SmeltError, SmeltWarning
+from smelt.diag import CaptureError, Miss, Options, SmeltError, SmeltWarning, limits
 from smelt.diag.notebook import text_box
 from smelt.ir import Graph, TensorType, Type, Value
 from smelt.ops.convert import dtype_to_torch, type_of
@@ -47,7 +47,7 @@ from smelt.package.sizes import Wanted
 from smelt.passes.manager import Culprit
 from smelt.runtime.guarding.guard_constants import Constants
 
-CAPTURE_LIMIT = 8
+CAPTURE_LIMIT = limits.TRACED_CAPTURES
 
 
 class Setting(NamedTuple):

@@ -19,7 +19,7 @@ from smelt.codegen.lower.python.numbers import same
 from smelt.codegen.lower.result import Lowered
 from smelt.codegen.lower.symbolic import NotSymbolic
 from smelt.compiler.sizes.sized_unit import SizedUnit
-from smelt.diag import Options, SmeltError
+from smelt.diag import Options, SmeltError, limits
 from smelt.ir.sizes import SizeLeak
 from smelt.package.sizes import Box
 from smelt.runtime.encoding.sizes import words_in
@@ -29,9 +29,9 @@ from smelt.runtime.ingot.size_table import Column, SizeTable
 from smelt.runtime.plan import Kind, Launch, Plan, Scalar, Word
 from smelt.runtime.recipes import Number, OutputRecipe, Plain
 
-PLAN_LIMIT = 4
+PLAN_LIMIT = limits.SAVED_PLANS
 """Plans for many sizes that one range may come to; what they leave is compiled where it is loaded."""
-ALONE_LIMIT = 8
+ALONE_LIMIT = limits.SAVED_SIZES
 """Sizes of a range that may have plans of their own."""
 _BITS = 4  # of an estimated time: chunks need no more
 _LIMIT = 1 << 63

@@ -30,7 +30,7 @@ from smelt.compiler.sizes.size_conditions import symbols_of
 from smelt.compiler.sizes.size_texts import holds, names_of
 from smelt.compiler.sizes.sized_names import inputs_of_views, names_in_types
 from smelt.compiler.unit import Lookup, Unit, machine_code
-from smelt.diag import CaptureError, Options, SmeltError
+from smelt.diag import CaptureError, Options, SmeltError, limits
 from smelt.ir import Graph, TensorType
 from smelt.ir.dims import size_of
 from smelt.ops.convert import type_of
@@ -41,9 +41,9 @@ from smelt.runtime.guarding.guard_constants import Constants
 
 Sizes: TypeAlias = tuple[int, ...]
 
-PLAN_LIMIT = 128  # plans kept of one unit; the least recently used one goes
+PLAN_LIMIT = limits.PLANS  # plans kept of one unit; the least recently used one goes
 PLAN_NBYTES = 1 << 28  # and so many bytes of what each has for itself, but for the one that is used
-TEMPLATE_LIMIT = 4  # plans for many sizes
+TEMPLATE_LIMIT = limits.TEMPLATES  # plans for many sizes
 PATIENCE = 12  # plans lowered alone, after which sizes must come twice to get one, unless plans are used again
 _REMEMBERED = 256  # sizes that came once
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from smelt.codegen.lower.symbolic import specialize
-from smelt.diag import PackageError
+from smelt.diag import PackageError, limits
 from smelt.ir import parse
 from smelt.package.c.addresses import Elsewhere
 from smelt.package.c.header import cmake_text, header_text
@@ -36,7 +36,7 @@ from smelt.runtime.ingot.manifest import WEIGHTS, Manifest, Method, Placed
 from smelt.runtime.ingot.natives import NativeText, targets
 from smelt.runtime.plan import KernelCode, Plan
 
-ALONE_LIMIT = 8
+ALONE_LIMIT = limits.SAVED_SIZES
 """Sizes of one range that have plans of their own, because records of the others do not serve them."""
 # Libraries of the system: a lib<name> beside the program would be linked instead of these.
 _TAKEN = frozenset(("c", "m", "dl", "rt", "gcc", "util", "pthread", "stdc", "resolv", "smelt"))

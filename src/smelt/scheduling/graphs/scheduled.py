@@ -21,7 +21,7 @@ from smelt._torch.seen.shadow import is_shadow
 from smelt._torch.state import foreign_context
 from smelt.capture import is_capturing
 from smelt.capture.structure.signature import Signature, tensors_of
-from smelt.diag import ScheduleError, SmeltWarning, user_level
+from smelt.diag import ScheduleError, SmeltWarning, limits, user_level
 from smelt.ops.convert import type_of
 from smelt.runtime.guarding.guards import GuardSet
 from smelt.scheduling.comparing.compare_runs import in_region
@@ -31,8 +31,9 @@ from smelt.scheduling.graphs.scope_capture import RanAsIs, ScopeCapture, capture
 from smelt.scheduling.modules.islands import in_islands, unmarked
 from smelt.scheduling.modules.module_steps_forward import surroundings
 
-ENTRY_LIMIT = 64
-STORM_LIMIT = 128  # captures, after which calls that none of them serves are left to the original, if that is the same
+ENTRY_LIMIT = limits.SCHEDULED_ENTRIES
+# Captures, after which calls that none of them serves are left to the original, if that is the same.
+STORM_LIMIT = limits.SCHEDULED_CAPTURES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
