@@ -34,6 +34,7 @@ from smelt.passes.products.hoist_products import hoist_products
 from smelt.passes.products.merge_linears import merge_linears
 from smelt.passes.products.spell_linear import spell_linear
 from smelt.passes.products.vector_products import vector_products
+from tests.golden import text
 
 HERE = Path(__file__).parent
 PASSES: dict[str, Pass] = {
@@ -107,14 +108,10 @@ GOLDEN = sorted((HERE / "golden").glob("patterns_*.txt"))
 def test_golden(path: Path, request: pytest.FixtureRequest) -> None:
     golden = _load("test_golden")
     golden.PASSES = PASSES
-    cases = golden.read(path)
-    assert cases
-    found = [golden.Case(c.name, c.passes, c.before, golden.outcome(c)) for c in cases]
-    if request.config.getoption("--bless", default=False):
-        golden.write(path, found)
-        return
-    for expected, got in zip(cases, found, strict=True):
-        assert got.after == expected.after, f"{got.name}\n{got.after}"
+    cases = text.read(path)
+    assert cases, f"{path.name} holds no case"
+    for case in cases:
+        text.check(path, case, golden.outcome, request.config.getoption("--bless"))
 
 
 # --- attention: the ways it is spelled
