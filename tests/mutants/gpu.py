@@ -96,4 +96,20 @@ GPU = (
         "slices of one tensor are all read at its start",
         (f"{_ATTENTION}::test_operands_are_parts_of_one_product",),
     ),
+    Mutant(
+        "gpu pool: the position of a NaN",
+        "codegen/fusion/rules/gathered.py",
+        'p.op("select", t, p.op("isnan", DType.BOOL, largest), nan, number)',
+        "number",
+        "a window with NaN has no position",
+        (f"{_PRODUCTS}::test_maxima_of_windows_with_their_positions",),
+    ),
+    Mutant(
+        "gpu embedding: the padding row",
+        "codegen/fusion/rules/gathered.py",
+        "padding >= 0:",
+        "padding > 99:",
+        "the row of padding has a gradient",
+        (f"{_PRODUCTS}::test_gradient_of_a_table",),
+    ),
 )

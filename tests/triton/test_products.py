@@ -141,6 +141,41 @@ def test_gradients_of_a_convolution(stride: int) -> None:
     same(gradients, drawn(*y.shape, seed=3), x, w, forms=tuple(one.kernel.form for one in program.kernels))
 
 
+# --- gradients that are scattered elsewhere
+
+
+def pooled(x: Tensor, *numbers: Any) -> Any:
+    out, at = torch.ops.aten.max_pool2d_with_indices(x, *numbers)
+    return out, at, torch.ops.aten.max_pool2d_with_indices_backward(out * 2.0, x, *numbers, False, at)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [((3, 3), (2, 2), (1, 1), (1, 1)), ((2, 3), (1, 2), (0, 1), (2, 1)), ((2, 2), (2, 2), (0, 0), (1, 1))],
+    ids=str,
+)
+def test_maxima_of_windows_with_their_positions(numbers: Any) -> None:
+    x = drawn(2, 3, 9, 8).round()
+    x[0, 0, 2:4, 3], x[0, 1, :4] = float("nan"), -float("inf")
+    program = made(lambda x: pooled(x, *numbers), x)
+    for ours, eager in zip(interpreted(program, [x]), pooled(x, *numbers), strict=True):
+        torch.testing.assert_close(ours, eager, rtol=0.0, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("padding", [-1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradient_of_a_table(dtype: torch.dtype, padding: int) -> None:
+    g, index = drawn(2, 9, 12, dtype=dtype), torch.tensor([[3, 1, 1, 0, 6, 3, 3, 1, 2], [0] * 8 + [3]])
+    g[0, 0] = float("inf")
+
+    def f(g: Tensor, index: Tensor) -> Tensor:
+        return torch.ops.aten.embedding_dense_backward(g, index, 7, padding, False)
+
+    (ours,) = interpreted(made(f, g, index), [g, index])
+    tolerance = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(ours, f(g.float(), index).to(dtype), rtol=tolerance, atol=tolerance)
+
+
 # --- compiled
 
 

@@ -10,6 +10,7 @@ kernels of its own for them; a GPU computes them as nests.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from smelt.codegen.fusion.pull import Pull, Rule, at_run_time
 from smelt.codegen.fusion.rules.pointwise import result_dtype
 from smelt.codegen.fusion.rules.promote import is_float, math_dtype
 from smelt.codegen.fusion.rules.views import sizes_of
+from smelt.codegen.fusion.rules.windows import each
 from smelt.codegen.kernels.nest import Const, Expr, Load
 from smelt.ir import DType, Node, TensorType
 from smelt.ops.record import Product
@@ -32,8 +34,8 @@ def _accumulated(node: Node, k: int = 0) -> tuple[DType, DType]:
     return out, math_dtype(out)
 
 
-def _inner(p: Pull, idx: Idx, sizes: Sequence[int]) -> Idx:
-    """The indices that a product sums over, which nothing of its result runs with."""
+def summed_over(p: Pull, idx: Idx, sizes: Sequence[int]) -> Idx:
+    """The indices that a sum runs over, which nothing of its result runs with."""
     inner = p.window(sizes)
     if p.loops_at(idx).intersection(p.inner or ()):
         raise Unfusible("its sums run with its reader's row")
@@ -57,7 +59,7 @@ def _product(product: Product, is_turned: bool) -> Rule:
         a, b = sizes_of(left), sizes_of(right)
         if 0 in (*a, *b):
             raise Unfusible("there are no elements")
-        (depth,) = _inner(p, idx, a[-1:])
+        (depth,) = summed_over(p, idx, a[-1:])
         row, column = (idx[-1 - (len(b) > 1)],) if len(a) > 1 else (), idx[-1:] if len(b) > 1 else ()
         batch = idx[: len(idx) - len(row) - len(column)]
         if is_turned:
@@ -86,9 +88,22 @@ def _added(p: Pull, m: DType, total: Expr, call: Mapping[str, Any], product: Pro
 # --- convolutions
 
 
-def _each(given: Any, rank: int) -> tuple[int, ...]:
-    numbers = (given,) if isinstance(given, int) else tuple(given)
-    return numbers * rank if len(numbers) == 1 else numbers
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How windows of a number of taps step over an image."""
+
+    taps: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @staticmethod
+    def of(call: Mapping[str, Any], rank: int, taps: Any) -> Steps:
+        """Those that a call's arguments say, each a number or one for each dimension."""
+        kernel = each(taps, rank)
+        return Steps(
+            kernel, each(call["stride"] or kernel, rank), each(call["padding"], rank), each(call["dilation"], rank)
+        )
 
 
 class _Convolution:
@@ -103,25 +118,22 @@ class _Convolution:
             raise Unfusible("it is a transposed convolution, or its image is a single one")
         if isinstance(call["padding"], str) or 0 in (*self.image, *self.weight, *result):
             raise Unfusible("its padding is named, or there are no elements")
-        self.stride, self.padding, self.dilation = (
-            _each(call[name], rank) for name in ("stride", "padding", "dilation")
-        )
+        self.steps = Steps.of(call, rank, self.weight[2:])
         self.groups = int(call["groups"])
         self.inputs, self.outputs = self.weight[1], self.weight[0] // self.groups
-        self.taps = self.weight[2:]
 
     def pixel(self, image: Idx, channel: Ix, out: Idx, tap: Idx) -> Expr:
         """An element of the image under a window; 0 outside of it."""
         p = self.p
-        steps = zip(out, tap, self.stride, self.padding, self.dilation, strict=True)
+        steps = zip(out, tap, self.steps.stride, self.steps.padding, self.steps.dilation, strict=True)
         at = tuple(o.scaled(s, -pad).plus(t.scaled(d)) for o, t, s, pad, d in steps)
         inside: Expr | bool = True
         for ix, size in zip(at, self.image[2:], strict=True):
             inside = p.both(inside, p.between(ix, 0, size))
-        return _where(p, inside, self.x, (*image, channel, *at))
+        return element_where(p, inside, self.x, (*image, channel, *at))
 
 
-def _where(p: Pull, inside: Expr | bool, value: Any, idx: Idx) -> Expr:
+def element_where(p: Pull, inside: Expr | bool, value: Any, idx: Idx) -> Expr:
     """An element where a condition holds, else 0."""
     if not isinstance(inside, bool):
         with p.masked(inside):
@@ -135,7 +147,7 @@ def convolution(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call = p.call(node)
     out, m = _accumulated(node)
     conv = _Convolution(p, call, sizes_of(node.result))
-    channel, *tap = _inner(p, idx, (conv.inputs, *conv.taps))
+    channel, *tap = summed_over(p, idx, (conv.inputs, *conv.steps.taps))
     group, _ = divided(idx[1], conv.outputs, p.sizes) if conv.groups > 1 else (ZERO, ZERO)
     x = conv.pixel(idx[:1], group.scaled(conv.inputs).plus(channel), idx[2:], tuple(tap))
     total = _sum(p, m, x, p.element(conv.w, (idx[1], channel, *tap)))
@@ -152,27 +164,27 @@ def convolution_gradient(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     conv = _Convolution(p, call, sizes_of(given))
     batch, _, *spatial = conv.result
     if k == 2:
-        n, *pixel = _inner(p, idx, (batch, *spatial))
+        n, *pixel = summed_over(p, idx, (batch, *spatial))
         return p.cast(p.reduce("sum", m, p.cast(p.element(given, (n, idx[0], *pixel)), m)), out)
     if k == 1:
-        n, *pixel = _inner(p, idx, (batch, *spatial))
+        n, *pixel = summed_over(p, idx, (batch, *spatial))
         group = divided(idx[0], conv.outputs, p.sizes)[0] if conv.groups > 1 else ZERO
         x = conv.pixel((n,), group.scaled(conv.inputs).plus(idx[1]), tuple(pixel), idx[2:])
         return p.cast(_sum(p, m, p.element(given, (n, idx[0], *pixel)), x), out)
     group, channel = divided(idx[1], conv.inputs, p.sizes) if conv.groups > 1 else (ZERO, idx[1])
-    made, *tap = _inner(p, idx, (conv.outputs, *conv.taps))
-    inside, at = _windows(p, conv, idx[2:], tuple(tap))
+    made, *tap = summed_over(p, idx, (conv.outputs, *conv.steps.taps))
+    inside, at = covering(p, conv.steps, conv.result[2:], idx[2:], tuple(tap))
     made = group.scaled(conv.outputs).plus(made)
-    y = _where(p, inside, given, (idx[0], made, *at))
+    y = element_where(p, inside, given, (idx[0], made, *at))
     return p.cast(_sum(p, m, y, p.element(conv.w, (made, channel, *tap))), out)
 
 
-def _windows(p: Pull, conv: _Convolution, pixel: Idx, tap: Idx) -> tuple[Expr | bool, Idx]:
+def covering(p: Pull, steps: Steps, windows: Sequence[int], pixel: Idx, tap: Idx) -> tuple[Expr | bool, Idx]:
     """Which window a pixel is under at a tap, and whether there is one."""
     inside: Expr | bool = True
     found: list[Ix] = []
-    steps = zip(pixel, tap, conv.stride, conv.padding, conv.dilation, conv.result[2:], strict=True)
-    for ix, t, stride, pad, dilation, size in steps:
+    axes = zip(pixel, tap, steps.stride, steps.padding, steps.dilation, windows, strict=True)
+    for ix, t, stride, pad, dilation, size in axes:
         at = ix.plus(t.scaled(-dilation)).scaled(1, pad)
         if stride == 1:
             inside = p.both(inside, p.between(at, 0, size))

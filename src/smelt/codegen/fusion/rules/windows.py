@@ -16,7 +16,7 @@ from smelt.ir import DType, Node
 from smelt.ir.sizes import equals, is_one, is_whole
 
 
-def _each(given: Any, rank: int) -> tuple[int, ...]:
+def each(given: Any, rank: int) -> tuple[int, ...]:
     """A number for each dimension, where one may be given for all."""
     numbers = (given,) if isinstance(given, int) else tuple(given)
     return numbers * rank if len(numbers) == 1 else numbers
@@ -32,7 +32,7 @@ def _walked(kernel: int, dilation: int, size: int) -> int:
     return size if _is_larger(kernel, dilation, size) else kernel
 
 
-class _Window:
+class Window:
     """The window of a pool: kernel, stride, padding and dilation of the last dimensions, and x's element in it.
 
     A window that is larger than the image is walked by the image's places, as eager does: `AvgPool2d(1280)` of 7x7.
@@ -45,10 +45,10 @@ class _Window:
         if len(self.sizes) < rank + 1:
             raise Unfusible("its operand has too few dimensions")
         self.image = self.sizes[-rank:]
-        self.kernel = _each(call["kernel_size"], rank)
-        self.stride = _each(call["stride"] or self.kernel, rank)
-        self.padding = _each(call["padding"], rank)
-        self.dilation = _each(call.get("dilation", 1), rank)
+        self.kernel = each(call["kernel_size"], rank)
+        self.stride = each(call["stride"] or self.kernel, rank)
+        self.padding = each(call["padding"], rank)
+        self.dilation = each(call.get("dilation", 1), rank)
         self.lead, self.out = idx[:-rank], idx[-rank:]
         inner = p.window(tuple(map(_walked, self.kernel, self.dilation, self.image)))
         at = list[Ix]()
@@ -81,7 +81,7 @@ def max_pool(rank: int) -> Rule:
         if not is_float(out) or k:
             raise Unfusible(f"{node.op} of {out}")
         m = math_dtype(out)
-        return p.cast(p.reduce("max", m, _Window(p, node, idx, rank).element(m, -math.inf)), out)
+        return p.cast(p.reduce("max", m, Window(p, node, idx, rank).element(m, -math.inf)), out)
 
     return rule
 
@@ -92,7 +92,7 @@ def avg_pool(rank: int) -> Rule:
         if not is_float(out):
             raise Unfusible(f"{node.op} of {out}")
         m = math_dtype(out)
-        window = _Window(p, node, idx, rank)
+        window = Window(p, node, idx, rank)
         total = p.reduce("sum", m, window.element(m, 0.0))
         divisor = call.get("divisor_override")
         if divisor is not None:

@@ -16,6 +16,7 @@ from smelt.codegen.fusion.build import Built, build, eager_memory
 from smelt.codegen.fusion.epilogue import epilogue_nodes
 from smelt.codegen.fusion.groups import Facts, is_fusible
 from smelt.codegen.fusion.index import Unfusible
+from smelt.codegen.fusion.rules.gathered import GATHERED_RULES
 from smelt.codegen.fusion.rules.products import PRODUCT_RULES, is_product
 from smelt.codegen.fusion.rules.rules import RULES
 from smelt.codegen.kernels.graph import Graph as NestGraph
@@ -25,7 +26,7 @@ from smelt.codegen.triton.emit import unsupported
 from smelt.ir import Graph, Node, TensorType, Value
 from smelt.ops.sets import is_by_elements
 
-UNIT_RULES = {**RULES, **PRODUCT_RULES}
+UNIT_RULES = {**RULES, **PRODUCT_RULES, **GATHERED_RULES}
 """All that the nests of a unit may hold."""
 
 _MOST_BEFORE = 3
@@ -53,7 +54,7 @@ def units_of(graph: Graph, facts: Facts) -> list[Unit]:
     claimed: set[Node] = set()
     # From the last on, so that of two factors of a gated layer the later one takes in the earlier one.
     for node in reversed(list(graph.body)):
-        if node in claimed or not is_product(node):
+        if node in claimed or not (is_product(node) or node.op in GATHERED_RULES):
             continue
         unit = next((u for u in _attempts(node, facts, claimed) if _is_one_kernel(u, facts)), None)
         if unit is not None:
@@ -65,7 +66,7 @@ def units_of(graph: Graph, facts: Facts) -> list[Unit]:
 def _attempts(node: Node, facts: Facts, claimed: set[Node]) -> Iterator[Unit]:
     """Units from the largest down."""
     roots = tuple(r for r in node.results if isinstance(r.type, TensorType) and r.users)
-    if len(roots) != 1:
+    if len(roots) != 1 or node.op in GATHERED_RULES:
         yield Unit((node,), roots)
         return
 
