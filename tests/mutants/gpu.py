@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 _PRODUCTS = "tests/triton/test_products.py"
 _ATTENTION = "tests/triton/test_attention.py"
+_RANDOM = "tests/triton/test_random.py"
 
 GPU = (
     Mutant(
@@ -111,5 +112,37 @@ GPU = (
         "padding > 99:",
         "the row of padding has a gradient",
         (f"{_PRODUCTS}::test_gradient_of_a_table",),
+    ),
+    Mutant(
+        "gpu random: how far a draw moves the generator",
+        "codegen/triton/random.py",
+        "ceil_div(elements, self.started(elements) * _UNROLL) * _UNROLL",
+        "_UNROLL",
+        "a second draw repeats numbers of a long first one",
+        (f"{_RANDOM}::test_a_second_draw_goes_on_where_the_first_ended",),
+    ),
+    Mutant(
+        "gpu random: one is not drawn",
+        "codegen/triton/random.py",
+        "tl.where(r == 1.0, 0.0, r)",
+        "r",
+        "a number of a half type that rounds up to 1 is not in [0, 1)",
+        (f"{_RANDOM}::test_half_floats_are_rounded_and_never_one",),
+    ),
+    Mutant(
+        "gpu random: words of groups",
+        "codegen/triton/random.py",
+        "(step % {each}) * {group} + e % {group}",
+        "e % {group}",
+        "dropout of groups of two draws the same words twice",
+        (f"{_RANDOM}::test_dropout_draws_in_groups",),
+    ),
+    Mutant(
+        "gpu random: another device",
+        "runtime/cuda/executable.py",
+        "!= (draws.processors, draws.threads)",
+        "== (0, 0)",
+        "on another device numbers differ from eager's without a word",
+        (f"{_RANDOM}::test_another_device_would_draw_other_numbers",),
     ),
 )

@@ -111,6 +111,15 @@ class FakeDriver:
         self._record("start")
         return self.capability
 
+    def processors(self, device: int) -> tuple[int, int]:
+        self._record("processors")
+        return 132, 2048
+
+    def write_words(self, address: int, words: Sequence[int], stream: int) -> None:
+        self._record("write_words")
+        memory, offset = self.device.find(address)
+        memory[offset : offset + 4 * len(words)] = torch.tensor(list(words), dtype=torch.uint32).view(torch.uint8)
+
     def load_module(self, image: bytes) -> int:
         handle = self._record("load_module")
         assert image.startswith(b"\x7fELF")

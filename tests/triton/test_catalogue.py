@@ -19,13 +19,15 @@ from tests.triton.harness import interpreter
 _MOST_PROGRAMS = 64
 
 
-def interpreted(program: GpuProgram, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The results of a program of kernels over these arguments."""
+def interpreted(program: GpuProgram, tensors: Sequence[Tensor], generator: Sequence[int] = (0, 0)) -> list[Tensor]:
+    """The results of a program of kernels over these arguments. generator: seed and offset."""
     arena = torch.full((max(program.arena_nbytes, 1),), 0x7F, dtype=torch.uint8)
     bases: list[tuple[Tensor, int]] = []
     for memory in program.memories:
         if memory.kind == "arena":
             bases.append((arena, memory.number))
+        elif memory.kind == "generator":
+            bases.append((torch.tensor(generator, dtype=torch.int64).view(torch.uint8), 0))
         elif memory.kind == "argument":
             whole = tensors[memory.number].untyped_storage()
             mine = torch.empty(0, dtype=torch.uint8).set_(whole).clone()  # type: ignore[call-overload]

@@ -18,6 +18,7 @@ OLDEST: Final = 12000
 """The oldest driver's version (12.0) that loads cubins of the compiler that Triton brings."""
 _NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
 _SHARED_LIMIT = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_PROCESSORS = (16, 39)  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT and _MAX_THREADS_PER_MULTIPROCESSOR
 _CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 
 
@@ -39,6 +40,12 @@ class Driver(Protocol):
 
     def start(self, device: int) -> int:
         """Make a device's context that of this thread; its compute capability, 90 for 9.0."""
+
+    def processors(self, device: int) -> tuple[int, int]:
+        """A device's multiprocessors, and how many threads each runs at once."""
+
+    def write_words(self, address: int, words: Sequence[int], stream: int) -> None:
+        """Write words of 32 bits to the device's memory, behind what was launched on the stream before."""
 
     def load_module(self, image: bytes) -> int:
         """Load a cubin."""
@@ -151,10 +158,25 @@ class CudaDriver:
         self._call("cuDeviceGet", ctypes.byref(number), ctypes.c_int(device))
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), number)
         self._call("cuCtxSetCurrent", self._context)
+        major, minor = self._attributes(number, _CAPABILITY)
+        return major * 10 + minor
+
+    def _attributes(self, number: ctypes.c_int, attributes: tuple[int, int]) -> tuple[int, int]:
         parts = [ctypes.c_int(), ctypes.c_int()]
-        for part, attribute in zip(parts, _CAPABILITY, strict=True):
+        for part, attribute in zip(parts, attributes, strict=True):
             self._call("cuDeviceGetAttribute", ctypes.byref(part), ctypes.c_int(attribute), number)
-        return parts[0].value * 10 + parts[1].value
+        return parts[0].value, parts[1].value
+
+    def processors(self, device: int) -> tuple[int, int]:
+        number = ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(number), ctypes.c_int(device))
+        return self._attributes(number, _PROCESSORS)
+
+    def write_words(self, address: int, words: Sequence[int], stream: int) -> None:
+        # Values travel in the calls, so no memory of the host has to outlive them.
+        for k, word in enumerate(words):
+            where, value, count = ctypes.c_uint64(address + 4 * k), ctypes.c_uint(word), ctypes.c_size_t(1)
+            self._call("cuMemsetD32Async", where, value, count, ctypes.c_void_p(stream))
 
     def load_module(self, image: bytes) -> int:
         return self._made("cuModuleLoadData", image)

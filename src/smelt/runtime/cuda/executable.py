@@ -20,6 +20,7 @@ from smelt.runtime.cuda.plan import CudaLaunch, CudaMemory, CudaPlan
 FREE_SHARED: Final = 48 * 1024
 """Bytes of shared memory that a block has unasked."""
 _ERROR_NBYTES = 16
+_GENERATOR_NBYTES = 16
 
 Allocate = Callable[[int], tuple[int, Any]]
 """Bytes of the device's memory -> their address, and what owns them (torch's allocator makes both)."""
@@ -68,13 +69,17 @@ class CudaExecutable:
         self._arguments: list[Arguments] = []
         self._bases: tuple[int, ...] = ()
         self._stream: int | None = None
+        self._generator = 0
         self._codes = {code.name: code for code in plan.kernels}
         self._can_fail = any(_can_fail(code) for code in plan.kernels)
         try:
             self._check_architecture(driver.start(device))
+            self._check_processors(device)
             self._functions = {code.name: self._loaded(code) for code in plan.kernels}
             self._arena, self._arena_owner = allocate(max(plan.arena_nbytes, 1))
             self._error, self._error_owner = allocate(_ERROR_NBYTES)
+            if plan.draws is not None:
+                self._generator, self._generator_owner = allocate(_GENERATOR_NBYTES)
         except BaseException:
             self.close()
             raise
@@ -89,6 +94,16 @@ class CudaExecutable:
                     f"compile the program for {capability}",
                 )  # fmt: skip
 
+    def _check_processors(self, device: int) -> None:
+        draws = self._plan.draws
+        if draws is not None and self._driver.processors(device) != (draws.processors, draws.threads):
+            found = "{} multiprocessors of {} threads".format(*self._driver.processors(device))
+            raise unusable(
+                f"random numbers are drawn as on {draws.processors} multiprocessors of {draws.threads} threads",
+                f"this GPU has {found}, and torch's numbers depend on that",
+                "make the program's kernels for this device",
+            )
+
     def _loaded(self, code: CudaCode) -> int:
         self._modules.append(self._driver.load_module(code.cubin))
         function = self._driver.function(self._modules[-1], code.name)
@@ -98,10 +113,18 @@ class CudaExecutable:
 
     # --- calls
 
-    def run(self, arguments: Sequence[int], state: Sequence[int], results: Sequence[int], stream: int) -> None:
+    def run(
+        self,
+        arguments: Sequence[int],
+        state: Sequence[int],
+        results: Sequence[int],
+        stream: int,
+        generator: tuple[int, int] = (0, 0),
+    ) -> None:
         """Launch the program on a stream, over memory at these addresses; returns at once.
 
-        The caller keeps the memory until the stream is past the launch. Raises: SmeltError (S0405).
+        generator: seed and offset of torch's, which the caller then moves on by `CudaPlan.draws.moved`. The caller
+        keeps the memory until the stream is past the launch. Raises: SmeltError (S0405).
         """
         groups = {"argument": arguments, "state": state, "result": results}
         bases = tuple(self._base(memory, groups) for memory in self._plan.memories)
@@ -113,6 +136,9 @@ class CudaExecutable:
             # Both calls have the one arena.
             self._driver.order(self._stream, stream)
         self._stream = stream
+        if self._plan.draws is not None:
+            words = [number >> shift & 0xFFFFFFFF for number in generator for shift in (0, 32)]
+            self._driver.write_words(self._generator, words, stream)
         self._driver.launch(self._exec, stream)
 
     def failed(self, stream: int) -> bool:
@@ -124,6 +150,8 @@ class CudaExecutable:
     def _base(self, memory: CudaMemory, groups: dict[str, Sequence[int]]) -> int:
         if memory.kind == "arena":
             return self._arena + memory.number
+        if memory.kind == "generator":
+            return self._generator
         return groups[memory.kind][memory.number]
 
     def _addresses(self, launch: CudaLaunch, bases: Sequence[int]) -> list[int]:

@@ -12,12 +12,13 @@ from typing import Literal, TypeAlias
 
 from smelt.runtime.cuda.code import CudaCode
 
-Kind: TypeAlias = Literal["argument", "state", "result", "arena"]
+Kind: TypeAlias = Literal["argument", "state", "result", "arena", "generator"]
 
 
 @dataclass(frozen=True, slots=True)
 class CudaMemory:
-    """Memory that kernels touch: of an argument, of a parameter or constant, of a result, or a range of the arena.
+    """Memory that kernels touch: of an argument, of a parameter or constant, of a result, a range of the arena, or the
+    generator's seed and offset, i64 each.
 
     number: which argument, state or result; of the arena it is the offset in bytes. nbytes: how much of it is touched.
     """
@@ -52,6 +53,17 @@ class CudaLaunch:
 
 
 @dataclass(frozen=True, slots=True)
+class CudaDraws:
+    """What a call's random numbers take: how far its draws move the generator's offset. processors, threads: the number
+    of the device's multiprocessors, and of threads that each runs, on which torch's numbers depend.
+    """
+
+    moved: int
+    processors: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
 class CudaPlan:
     """A program's launches in order."""
 
@@ -59,6 +71,7 @@ class CudaPlan:
     memories: tuple[CudaMemory, ...]
     launches: tuple[CudaLaunch, ...]
     arena_nbytes: int
+    draws: CudaDraws | None = None
 
     def count(self, kind: Kind) -> int:
         """How many arguments, states or results there are, those that no kernel touches left out at the end."""

@@ -21,6 +21,7 @@ from smelt.codegen.fusion.rules.activations import without_vectors
 from smelt.codegen.fusion.schedule import schedule
 from smelt.codegen.fusion.tidy import mapped_statement
 from smelt.codegen.lower.gpu.attentions import ATTENTIONS, attention_launches
+from smelt.codegen.lower.gpu.draws import draw_of, is_draw
 from smelt.codegen.lower.gpu.program import GpuKernel, GpuProgram, Place
 from smelt.codegen.lower.gpu.sharing import shared_sums
 from smelt.codegen.lower.gpu.units import UNIT_RULES, Unit, units_of
@@ -28,8 +29,9 @@ from smelt.codegen.lower.memory.arena import Lifetime, aligned, plan_offsets
 from smelt.codegen.lower.memory.geometry import Geometry, view_geometry
 from smelt.codegen.lower.memory.sharing import view_source
 from smelt.codegen.triton.emit import emit_triton, unsupported
-from smelt.ir import Graph, Node, TensorType, Value, print_node
-from smelt.runtime.cuda.plan import CudaMemory
+from smelt.codegen.triton.random import H200, Processors, draw_kernel
+from smelt.ir import DType, Graph, Node, TensorType, Value, print_node
+from smelt.runtime.cuda.plan import CudaDraws, CudaMemory
 
 _STATE = ("param", "buffer", "const", "global")
 
@@ -42,12 +44,14 @@ class Tf32:
     convolutions: bool = False
 
 
-def gpu_program(graph: Graph, is_aligned: bool = True, tf32: Tf32 = Tf32()) -> GpuProgram:
-    """The kernels of an optimized graph whose sizes are known.
+def gpu_program(
+    graph: Graph, is_aligned: bool = True, tf32: Tf32 = Tf32(), processors: Processors = H200
+) -> GpuProgram:
+    """The kernels of an optimized graph whose sizes are known. processors: those of the device, for random numbers.
 
     is_aligned: every address is a multiple of 16, as those of whole tensors are; kernels for others load less at once.
     """
-    return _Planner(graph, is_aligned, tf32).run()
+    return _Planner(graph, is_aligned, tf32, processors).run()
 
 
 def _is_static(value: Value) -> bool:
@@ -70,6 +74,10 @@ class _Planner:
     graph: Graph
     is_aligned: bool
     tf32: Tf32
+    processors: Processors
+    # How far the draws so far move the generator, and the memory of its seed and offset.
+    drawn: int = 0
+    generator: int | None = None
     blocks: list[_Block] = field(default_factory=list)
     places: dict[Value, Place] = field(default_factory=dict)
     state: list[Node] = field(default_factory=list)
@@ -117,6 +125,8 @@ class _Planner:
             self.gone.update(node.results)
         elif node.op in ATTENTIONS and all(map(_is_static, node.operands())):
             self._attention(node)
+        elif is_draw(node):
+            self._draw(node)
         elif not self._is_view(node):
             self.refused.append((node, "it has no kernel for a GPU"))
             for result in node.results:
@@ -145,6 +155,28 @@ class _Planner:
                 self.blocks[number].last = len(self.kernels)
             dtypes = tuple(v.type.dtype for v in one.values if isinstance(v.type, TensorType))
             self.kernels.append(GpuKernel(one.kernel, buffers, dtypes, one.writes, (node,), print_node(node)))
+
+    def _draw(self, node: Node) -> None:
+        operand = next((v for v in node.operands()), None)
+        place = None if operand is None else self._place(operand)
+        try:
+            draw, read = draw_of(node, None if place is None else place.geometry, self.drawn)
+        except Unfusible as why:
+            self.refused.append((node, str(why)))
+            draw, read = None, ()
+        result = self.places[node.result] = self._placed("arena", 0, node.result)
+        if draw is None:
+            return
+        if self.generator is None:
+            self.blocks.append(_Block("generator", 0, 16, len(self.kernels), len(self.kernels)))
+            self.generator = len(self.blocks) - 1
+        buffers = (result.memory, self.generator, *(self.places[v].memory for v in read))
+        for number in buffers:
+            self.blocks[number].last = len(self.kernels)
+        kernel = draw_kernel(draw, self.processors, self.is_aligned)
+        dtypes = (draw.dtype, DType.I64, *(draw.dtype for _ in read))
+        self.kernels.append(GpuKernel(kernel, buffers, dtypes, (0,), (node,), print_node(node)))
+        self.drawn += self.processors.consumed(draw.elements)
 
     def _is_view(self, node: Node) -> bool:
         """Whether a node only says how memory is looked at; its results are placed then."""
@@ -243,4 +275,7 @@ class _Planner:
             block.number = offset
         memories = tuple(CudaMemory(block.kind, block.number, block.nbytes) for block in self.blocks)  # type: ignore[arg-type]
         state, refused = tuple(self.state), tuple(self.refused)
-        return GpuProgram(tuple(self.kernels), memories, state, tuple(results), aligned(total), refused)
+        draws = (
+            None if self.generator is None else CudaDraws(self.drawn, self.processors.count, self.processors.threads)
+        )
+        return GpuProgram(tuple(self.kernels), memories, state, tuple(results), aligned(total), refused, draws)

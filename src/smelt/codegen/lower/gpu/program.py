@@ -10,7 +10,7 @@ from smelt.codegen.triton.compile import compile_cuda
 from smelt.codegen.triton.kernel import TritonKernel
 from smelt.diag import SmeltError
 from smelt.ir import DType, Node
-from smelt.runtime.cuda.plan import CudaLaunch, CudaMemory, CudaPlan, predecessors
+from smelt.runtime.cuda.plan import CudaDraws, CudaLaunch, CudaMemory, CudaPlan, predecessors
 from smelt.runtime.machine.cache import CodeCache
 
 
@@ -48,7 +48,7 @@ class GpuProgram:
     """A graph's kernels in order.
 
     memories: what they touch. state: the nodes (`param`, `const`) of state, by number. results: where each of the
-    graph's outputs is. refused: nodes that have no kernel, and why.
+    graph's outputs is. refused: nodes that have no kernel, and why. draws: what a call takes of the generator.
     """
 
     kernels: tuple[GpuKernel, ...]
@@ -57,6 +57,7 @@ class GpuProgram:
     results: tuple[tuple[Place, DType], ...]
     arena_nbytes: int
     refused: tuple[tuple[Node, str], ...]
+    draws: CudaDraws | None = None
 
     def compiled(self, arch: int, cache: CodeCache | None = None) -> CudaPlan:
         """What a GPU of a compute capability (90 for 9.0) runs.
@@ -73,4 +74,4 @@ class GpuProgram:
         ]
         after = predecessors(self.memories, launches)
         ordered = tuple(replace(launch, after=before) for launch, before in zip(launches, after, strict=True))
-        return CudaPlan(tuple(codes.values()), self.memories, ordered, self.arena_nbytes)
+        return CudaPlan(tuple(codes.values()), self.memories, ordered, self.arena_nbytes, self.draws)
