@@ -2,9 +2,13 @@
 
     1  loads      each kernel's machine code loads and gives eager's numbers; the rest is left out if the first does not
     2  bits       elements that differ from eager's in any bit, by operator and dtype, and errors against f64
-    3  speed      microseconds and the share of a copy's bandwidth, beside eager and torch.compile
-    4  launches   microseconds of a call of 100 tiny kernels as one CUDA graph, and of each in eager
-    5  compiling  seconds of 20 kernels by 1, 4 and all threads
+    3  draws      random numbers that differ from torch's generator's there, at sizes around its number of threads
+    4  speed      microseconds and the share of a copy's bandwidth, beside eager and torch.compile
+    5  products   products by tile, beside eager and torch.compile: which tiles pay
+    6  attention  forward and gradients beside torch's
+    7  models     forward of whole models as one CUDA graph, first call and later ones, beside torch.compile's two modes
+    8  launches   microseconds of a call of 100 tiny kernels as one CUDA graph, and of each in eager
+    9  compiling  seconds of 20 kernels by 1, 4 and all threads
 
 A section that is over its seconds leaves its other cases out, and says so. Times are medians of 20, by events.
 """
@@ -17,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,8 +29,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import smelt
-from smelt.codegen.lower.gpu import gpu_program
+from smelt.bench.models import MODELS, Model
+from smelt.codegen.lower.gpu import GpuProgram, Tf32, gpu_program
 from smelt.codegen.triton.compile import stages
+from smelt.codegen.triton.contraction import TILES, Tile
+from smelt.codegen.triton.emit import emit_triton
+from smelt.codegen.triton.random import H200, Processors
+from smelt.diag import SmeltError
 from smelt.ops.convert import dtype_to_torch
 from smelt.runtime.cuda.driver import CudaDriver
 from smelt.runtime.cuda.executable import CudaExecutable
@@ -33,7 +43,10 @@ from tests.triton.fake_driver import Device, FakeDriver
 
 Row = tuple[str, ...]
 Function = Callable[..., Any]
-SECONDS = {"loads": 60, "bits": 150, "speed": 210, "launches": 60, "compiling": 60}
+SECONDS = {
+    "loads": 40, "bits": 90, "draws": 15, "speed": 90, "products": 80, "attention": 40, "models": 150, "launches": 15,
+    "compiling": 40,
+}  # fmt: skip
 UNARY = ("exp", "tanh", "erf", "log", "log1p", "expm1", "sin", "cos", "rsqrt", "sqrt", "sigmoid", "reciprocal", "floor")
 BINARY = ("add", "mul", "div", "pow", "fmod", "remainder", "atan2", "maximum")
 
@@ -47,6 +60,7 @@ class Gpu:
         self._driver = CudaDriver()
         torch.cuda.init()
         major, minor = torch.cuda.get_device_capability()
+        self.processors = Processors(*self._driver.processors(0))
         self.arch = major * 10 + minor
         self.name = f"{torch.cuda.get_device_name()}, sm_{self.arch}, torch {torch.__version__}"
 
@@ -82,7 +96,7 @@ class Gpu:
 class DryRun:
     """No device: launches are interpreted, on small sizes; times mean nothing."""
 
-    scale, is_dry, arch, name = 4096, True, 90, "dry run"
+    scale, is_dry, arch, name, processors = 4096, True, 90, "dry run", H200
 
     def __init__(self) -> None:
         self._device = Device()
@@ -108,23 +122,37 @@ class DryRun:
 class Ready:
     """A function's kernels, ready to be launched over arguments that are on the device."""
 
-    def __init__(self, machine: Any, function: Function, args: Sequence[Tensor]) -> None:
-        self.machine = machine
+    def __init__(
+        self,
+        machine: Any,
+        function: Function,
+        args: Sequence[Tensor],
+        tile: Tile | None = None,
+        tf32: Tf32 | None = None,
+    ) -> None:
+        self.machine, self.generator = machine, (0, 0)
         traced = smelt.trace(function, tuple(args), check=False)
-        self.program = gpu_program(traced.graph_for(*args))
+        graph = traced.graph_for(*args)
+        self.program = gpu_program(graph, tf32=tf32 or Tf32(), processors=machine.processors)
+        if tile is not None:
+            self.program = tiled(self.program, tile)
         plan = self.program.compiled(machine.arch)
+        constants, lookup = dict(graph.constants), traced.unit.lookup
+        found = [(node.op, str(node.args[0])) for node in self.program.state]
+        self._state = [
+            machine.upload(constants[path] if op == "const" else lookup(op, path).detach()) for op, path in found
+        ]
         self.executable = CudaExecutable(plan, machine.driver(plan, self.program), machine.allocate)
         self.args = [machine.upload(t) for t in args]
         sizes = {m.number: m.nbytes for m in plan.memories if m.kind == "result"}
         self._made = [machine.allocate(sizes[number]) for number in sorted(sizes)]
         self._numbers = [plan.memories[place.memory].number for place, _ in self.program.results]
-        self._addresses = [address for address, _ in self.args], [address for address, _ in self._made]
+        self._addresses = [[address for address, _ in group] for group in (self.args, self._state, self._made)]
         for _, memory in self._made:
             memory.fill_(0x7F)
 
     def __call__(self) -> None:
-        arguments, results = self._addresses
-        self.executable.run(arguments, (), results, self.machine.stream())
+        self.executable.run(*self._addresses, self.machine.stream(), self.generator)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -139,6 +167,23 @@ class Ready:
             at = place.geometry
             found.append(elements.as_strided(at.sizes, at.strides, elements.storage_offset() + at.offset))
         return found
+
+
+def tiled(program: GpuProgram, tile: Tile) -> GpuProgram:
+    """A program whose products have a tile."""
+    kernels = [
+        replace(one, kernel=emit_triton(one.nest, tile=tile)) if one.nest and one.kernel.form == "dot" else one
+        for one in program.kernels
+    ]
+    return replace(program, kernels=tuple(kernels))
+
+
+def inductor(machine: Any, function: Function, tensors: Sequence[Tensor], mode: str = "default") -> str:
+    """Microseconds of `torch.compile`, compiled before they are taken; with CUDA graphs where the mode has them."""
+    if machine.is_dry:
+        return "-"
+    compiled = torch.compile(function, mode=mode)
+    return f"{machine.us(lambda: compiled(*tensors)):.1f}"
 
 
 def drawn(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -214,13 +259,10 @@ def speed(machine: Any) -> Iterator[Row]:
         ready = Ready(machine, function, args)
         ours = machine.us(ready)
         eager = machine.us(lambda f=function, r=ready: f(*r.tensors))
-        inductor = "-"
-        if not machine.is_dry:
-            compiled = torch.compile(function)
-            inductor = f"{machine.us(lambda c=compiled, r=ready: c(*r.tensors)):.1f}"
+        theirs = inductor(machine, function, ready.tensors)
         nbytes = sum(t.nbytes for t in ready.tensors) + sum(t.nbytes for t in ready.results())
         share = nbytes / ours / (2 * 4 * n / copy)
-        yield name, f"{ours:.1f} us", f"{share:.0%} of a copy", f"eager {eager:.1f}, torch.compile {inductor}"
+        yield name, f"{ours:.1f} us", f"{share:.0%} of a copy", f"eager {eager:.1f}, torch.compile {theirs}"
 
 
 def _fast(n: int) -> Iterator[tuple[str, Function, tuple[Tensor, ...]]]:
@@ -238,6 +280,103 @@ def _fast(n: int) -> Iterator[tuple[str, Function, tuple[Tensor, ...]]]:
     yield "column sums", lambda x: x.sum(0), (x,)
     index = torch.randint(0, side, (side // 2,), generator=torch.Generator().manual_seed(1))
     yield "gather", lambda t, i: F.embedding(i, t) * 2.0, (x, index)
+
+
+def draws(machine: Any) -> Iterator[Row]:
+    threads = machine.processors.started(1 << 30)
+    kinds: list[tuple[str, Function]] = [
+        ("rand", torch.rand_like), ("randn", torch.randn_like), ("dropout", lambda x: F.dropout(x, 0.3, True)),
+    ]  # fmt: skip
+    for count in (100, threads, 4 * threads + 1) if not machine.is_dry else (100,):
+        for name, function in kinds:
+            x = torch.ones(count)
+            ready = Ready(machine, function, (x,))
+            ready.generator = (1234, 0)
+            ready()
+            if machine.is_dry:
+                yield name, str(count), f"{float(ready.results()[0].mean()):.3f} on average"
+                continue
+            torch.cuda.manual_seed(1234)
+            want = function(ready.tensors[0])
+            moved = torch.cuda.default_generators[0].get_offset()
+            ours = ready.results()[0]
+            differ = f"{int((ours != want).sum())} differ, by {float((ours - want).abs().max()):.1e} at most"
+            yield name, str(count), differ, f"offset {ready.program.draws.moved}, torch's {moved}"
+
+
+def products(machine: Any) -> Iterator[Row]:
+    shrunk = 32 if machine.is_dry else 1
+    for m, n, k in ((8192, 4096, 1024), (512, 3072, 768), (4096, 4096, 4096)):
+        for dtype in (torch.bfloat16, torch.float32):
+            sizes = [(m // shrunk, k // shrunk), (n // shrunk, k // shrunk), (n // shrunk,)]
+            args = tuple(drawn(*s, dtype=dtype) for s in sizes)
+            yield from _tiles(machine, lambda x, w, b: F.gelu(F.linear(x, w, b)), args, f"{m}x{n}x{k} {dtype}"[:-2])
+
+
+def _tiles(machine: Any, function: Function, args: tuple[Tensor, ...], name: str) -> Iterator[Row]:
+    times: dict[str, float] = {}
+    tiles = TILES[:1] if machine.is_dry else TILES[:6]
+    for tile in (None, *tiles) if args[0].dtype == torch.bfloat16 else (None,):
+        try:
+            ready = Ready(machine, function, args, tile)
+            times[str(tile)] = machine.us(ready)
+        except SmeltError as error:
+            yield name, f"{tile}: {error}"
+    rows, depth = args[0].shape
+    best = min(times, key=times.__getitem__)
+    eager = machine.us(lambda: function(*ready.tensors))
+    rate = 2 * rows * depth * len(args[1]) / times[best] / 1e6
+    theirs = inductor(machine, function, ready.tensors, "max-autotune-no-cudagraphs")
+    chosen = f"chosen {times['None']:.1f} us, best {times[best]:.1f} us ({rate:.0f} TFLOP/s, {best})"
+    yield name, chosen, f"eager {eager:.1f}, max-autotune {theirs}"
+
+
+def attention(machine: Any) -> Iterator[Row]:
+    b, s = (1, 32) if machine.is_dry else (8, 1024)
+    for width, dtype in ((64, torch.bfloat16), (128, torch.bfloat16), (64, torch.float32)):
+        args = tuple(drawn(b, 16 if s > 32 else 1, s, width, dtype=dtype) * 0.1 for _ in range(3))
+
+        def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+        ready = Ready(machine, forward, args)
+        ours, eager = machine.us(ready), machine.us(lambda f=forward, r=ready: f(*r.tensors))
+        far = float((ready.results()[0] - forward(*ready.tensors)).abs().max())
+        yield f"{width} wide {dtype}", f"{ours:.1f} us", f"eager {eager:.1f}", f"{far:.1e} apart"
+
+
+def models(machine: Any) -> Iterator[Row]:
+    wished = ("mlp_4x128", "resnet50", "bert", "vit", "gpt2", "llama")
+    for dtype in (torch.bfloat16, torch.float32):
+        for model in (m for name in wished for m in MODELS if m.name == name):
+            try:
+                yield _model(machine, model, dtype)
+            except Exception as error:
+                yield model.name, str(dtype), f"failed: {type(error).__name__}: {str(error)[:200]}"
+
+
+def _model(machine: Any, model: Model, dtype: torch.dtype) -> Row:
+    target, args = model.build()
+    target = target.to(dtype)
+    args = tuple(a.to(dtype) if a.is_floating_point() else a for a in args)
+    begin = time.perf_counter()
+    ready = Ready(machine, target, args)
+    if machine.is_dry:
+        # Interpreted, even the smallest would take minutes.
+        return model.name, str(dtype), f"{len(ready.program.kernels)} kernels"
+    ready()
+    first = time.perf_counter() - begin
+    ours = machine.us(ready)
+    target = target.cuda()
+    want = target(*ready.tensors)
+    want = next((x for x in (want if isinstance(want, tuple) else (want,)) if isinstance(x, Tensor)), None)
+    far = "-" if want is None else f"{float((ready.results()[0] - want).abs().max()):.1e} apart"
+    eager = machine.us(lambda: target(*ready.tensors))
+    begin = time.perf_counter()
+    theirs = inductor(machine, target, ready.tensors, "reduce-overhead")
+    second = time.perf_counter() - begin
+    times = f"{ours:.0f} us, eager {eager:.0f}, torch.compile with CUDA graphs {theirs}"
+    return model.name, str(dtype), times, f"first call {first:.1f} s, theirs {second:.1f} s", far
 
 
 def launches(machine: Any) -> Iterator[Row]:
@@ -284,7 +423,7 @@ def main() -> int:
     table: list[Row] = []
     status = 0
     with torch.no_grad():
-        for section in (loads, bits, speed, launches, compiling):
+        for section in (loads, bits, draws, speed, products, attention, models, launches, compiling):
             name = section.__name__
             end = time.perf_counter() + SECONDS[name]
             try:

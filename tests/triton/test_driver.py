@@ -310,5 +310,7 @@ def test_the_prepared_script_runs_dry() -> None:
         cwd=root, env=os.environ | {"PYTHON": sys.executable}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0 and "failed" not in done.stdout, done.stdout + done.stderr
-    for section in ("loads", "bits", "speed", "launches", "compiling"):
+    for section in (
+        "loads", "bits", "draws", "speed", "products", "attention", "models", "launches", "compiling",
+    ):  # fmt: skip
         assert f"\n| {section} | " in done.stdout

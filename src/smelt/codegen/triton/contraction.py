@@ -123,7 +123,7 @@ TILES: Final = (
     Tile(64, 128, 64, 4, 4), Tile(64, 64, 64, 4, 4), Tile(64, 32, 64, 4, 4), Tile(32, 64, 64, 4, 4),
     Tile(32, 32, 64, 4, 4), Tile(16, 64, 64, 4, 4), Tile(16, 128, 64, 4, 4),
 )  # fmt: skip
-"""Tiles worth measuring for f16 and bf16; those of f32 are half as deep."""
+"""Tiles worth measuring for f16 and bf16; those of f32, whose multiplications are written one by one, are 16 deep."""
 _PROGRAMS = 128
 """Programs below which processors of a GPU stand idle."""
 
@@ -146,6 +146,6 @@ def _fitted(tile: Tile, rows: int, columns: int, length: int, dtype: DType) -> T
     def least(size: int, most: int) -> int:
         return max(_LEAST, min(most, 1 << max(0, size - 1).bit_length()))
 
-    depth = tile.k if dtype.is_half else tile.k // 2
+    depth = tile.k if dtype.is_half else _LEAST
     r, b = least(rows, tile.r), least(columns, tile.b)
     return Tile(r, b, least(length, depth), tile.warps if r * b > 2048 else 4, tile.stages)

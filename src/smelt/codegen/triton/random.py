@@ -82,11 +82,11 @@ def draw_kernel(draw: Draw, processors: Processors, is_aligned: bool = True) -> 
     ]
     # A thread draws four words at once and uses up those that it has.
     each = _UNROLL // group
-    lines += [f"turn = step // {each}" if each > 1 else "turn = step"]
+    lines += [f"round = step // {each}" if each > 1 else "turn = step"]
     lines += [_word(group, each)]
     lines += [
         "seed = tl.load(b1)",
-        f"counter = tl.load(b1 + 1) // 4 + {text.word(draw.offset // _UNROLL)} + turn.to(tl.int64)",
+        f"counter = tl.load(b1 + 1) // 4 + {text.word(draw.offset // _UNROLL)} + round.to(tl.int64)",
         "low, high = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)",
         "x, y, z, w = tl.philox(seed, low, high, thread.to(tl.uint32), tl.zeros_like(low))",
     ]
@@ -141,9 +141,9 @@ def _value(draw: Draw, text: Text) -> list[str]:
         begin = f"{text.word(draw.begin)} + " if draw.begin else ""
         stays = _single(draw.probability)
         return [
-            f"given = tl.load(b2 + ({begin}e), mask=inside, other=0.0).to(tl.float32)",
+            f"operand = tl.load(b2 + ({begin}e), mask=inside, other=0.0).to(tl.float32)",
             f"stays = (u < {stays}).to(tl.float32)",
-            f"tl.store(b0 + e, (given * stays * {_single(1.0 / draw.probability)}).to({kind}), mask=inside)",
+            f"tl.store(b0 + e, (operand * stays * {_single(1.0 / draw.probability)}).to({kind}), mask=inside)",
         ]
     if draw.kind == "normal":
         return [f"tl.store(b0 + e, u.to({kind}), mask=inside)"]

@@ -39,6 +39,6 @@ def draw_of(node: Node, operand: Geometry | None, offset: int) -> tuple[Draw, tu
         source = call["input"]
         is_dense = operand is not None and operand.strides == row_major(operand.sizes).strides
         if not isinstance(source, Value) or operand is None or not is_dense:
-            raise Unfusible("dropout of a tensor whose elements do not lie one after another")
+            raise Unfusible("dropout of a tensor that is not contiguous")
         return Draw("dropout", count, dtype, offset, 1.0 - float(p), operand.offset), (source,)
     return Draw("uniform" if _KINDS[name] == "uniform" else "normal", count, dtype, offset), ()

@@ -30,10 +30,10 @@ from smelt.codegen.lower.memory.geometry import Geometry, view_geometry
 from smelt.codegen.lower.memory.sharing import view_source
 from smelt.codegen.triton.emit import emit_triton, unsupported
 from smelt.codegen.triton.random import H200, Processors, draw_kernel
-from smelt.ir import DType, Graph, Node, TensorType, Value, print_node
+from smelt.ir import STATE_OPS, DType, Graph, Node, TensorType, Value, print_node
 from smelt.runtime.cuda.plan import CudaDraws, CudaMemory
 
-_STATE = ("param", "buffer", "const", "global")
+_STATE = (*STATE_OPS, "const")
 
 
 @dataclass(frozen=True, slots=True)
