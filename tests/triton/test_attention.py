@@ -64,6 +64,15 @@ def test_heads_of_keys_are_shared() -> None:
     same(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), *qkv(heads=6))
 
 
+@pytest.mark.parametrize("sizes", [(1, 50, 24), (37, 1, 24), (5, 7, 1)], ids=str)
+def test_one_query_one_key_one_column(sizes: tuple[int, int, int]) -> None:
+    queries, keys, width = sizes
+    args = (drawn(2, 2, queries, width, seed=7), *qkv(queries=queries, keys=keys, width=width))
+    program = same(gradients, *args)
+    # The interpreter broadcasts addresses that a GPU's compiler refuses.
+    assert len(compile_cuda([one.kernel.source for one in program.kernels], 90)) == 3
+
+
 def test_operands_are_parts_of_one_product() -> None:
     """Queries, keys and values are slices of one tensor, so their elements begin inside of it."""
 

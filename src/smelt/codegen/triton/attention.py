@@ -152,12 +152,14 @@ class _Lines:
         for counter, stride, size in zip(("batch", head, row, column), operand.strides, operand.sizes, strict=True):
             if stride and size != 1:
                 terms.append(counter if stride == 1 else f"{counter} * {self.word(stride)}")
+        if any(not stride or size == 1 for stride, size in zip(operand.strides[2:], operand.sizes[2:], strict=True)):
+            # An address has all axes of the block, also those that it does not change along.
+            terms.append(f"tl.zeros_like({row} + {column})")
         return f"b{self.names.index(name)} + ({' + '.join(terms) or '0'})"
 
     def load(self, name: str, operand: Operand, head: str, row: str, column: str, mask: str) -> str:
         """Elements, 0 outside."""
-        zeros = f" + tl.zeros_like({row} + {column})" if 1 in operand.sizes[2:] or 0 in operand.strides[2:] else ""
-        return f"tl.load({self.at(name, operand, head, row, column)}{zeros}, mask={mask}, other=0)"
+        return f"tl.load({self.at(name, operand, head, row, column)}, mask={mask}, other=0)"
 
     def axes(self, heads: int, block: str) -> None:
         """The counters of a program: which block of which head of which tensor of the batch."""

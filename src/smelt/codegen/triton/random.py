@@ -82,7 +82,7 @@ def draw_kernel(draw: Draw, processors: Processors, is_aligned: bool = True) -> 
     ]
     # A thread draws four words at once and uses up those that it has.
     each = _UNROLL // group
-    lines += [f"round = step // {each}" if each > 1 else "turn = step"]
+    lines += [f"round = step // {each}" if each > 1 else "round = step"]
     lines += [_word(group, each)]
     lines += [
         "seed = tl.load(b1)",
