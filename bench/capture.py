@@ -17,7 +17,7 @@ from transformers import BertConfig, BertModel
 import smelt
 from smelt.capture import capture
 from smelt.capture.reads.reads import record_reads
-from smelt.compiler.watching import watch_natively
+from smelt.compiler.profile_hook import watch_natively
 from smelt.diag import Options
 
 

@@ -12,7 +12,7 @@ from smelt.codegen.llvm import emit
 from smelt.codegen.llvm.isa import AVX2, AVX512, AVX512_BF16, BASELINE_X86, NEON, Isa, best_isa, host_isa
 from smelt.codegen.llvm.objects import KernelSource, compile_kernels
 from smelt.codegen.lower.context import Context
-from smelt.codegen.lower.kernels import launch, with_code
+from smelt.codegen.lower.launched_kernels import launch, with_code
 from smelt.diag import InternalError, Options, SmeltError, SmeltWarning
 from smelt.ir import parse
 from smelt.runtime.executable import Executable

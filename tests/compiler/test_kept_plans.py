@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import smelt
 from smelt.codegen.llvm.isa import host_isa
-from smelt.codegen.lower.static import kept as kept_module
+from smelt.codegen.lower.static import serialized_plans as kept_module
 from smelt.codegen.lower.static.static_program import StaticProgram
 from smelt.compiler import Unit, kept_plans, source_digest
 from smelt.diag import SmeltWarning

@@ -20,7 +20,7 @@ from smelt.codegen.llvm.isa import AVX2, BASELINE_X86, Isa, host_isa
 from smelt.codegen.llvm.objects import KernelSource, compile_kernels
 from smelt.codegen.lower.products.packed_weight import packed_by_torch, tiles_by_torch
 from smelt.ir import DType
-from smelt.runtime.machine.kernels import kernels
+from smelt.runtime.machine.loaded_kernels import kernels
 from tests import emulated
 from tests.emulated import emulated_isas, is_emulated
 

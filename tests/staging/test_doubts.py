@@ -63,7 +63,7 @@ def test_an_arm_that_eager_refuses_raises() -> None:
 def test_what_is_too_large_to_try_is_taken_as_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(typing, "_by_rule", lambda op, args, kwargs: None)
     monkeypatch.setattr("smelt.ops.meta.MOST_TRIED", 100)
-    monkeypatch.setattr("smelt.capture.staging.fakes.doubts.MOST_TRIED", 100)
+    monkeypatch.setattr("smelt.capture.staging.fakes.refused_kernels.MOST_TRIED", 100)
     if not shadows_refuse():
         both_ways(smelt.trace(experts, (X, W, ENDS)))
         return

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from smelt.capture.staging.objects.changed_since import Settled
 from smelt.capture.staging.objects.heap import Snapshot
-from smelt.capture.staging.objects.settled import Settled
 
 SHARED: dict[str, Any] = {"late": None}
 

@@ -10,7 +10,7 @@ import torch
 
 import smelt
 from smelt._torch.seen.shadow import Shadows
-from smelt.capture.staging.objects.watch import Watch, unwatched
+from smelt.capture.staging.objects.unconverted_code import Watch, unwatched
 
 
 def counted(x: Any, n: Any) -> Any:

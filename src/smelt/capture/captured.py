@@ -23,8 +23,8 @@ from smelt._torch.seen.dispatch import Level, is_recording, levels, recording
 from smelt._torch.seen.record_modes import caller_modes
 from smelt._torch.seen.record_patches import past_overrides
 from smelt.capture.dynamic.spec import Spec
-from smelt.capture.reads.keeping import keeper
 from smelt.capture.reads.reads_arguments import ArgumentHeap
+from smelt.capture.reads.saved_memory import keeper
 from smelt.capture.recording.build import GraphBuilder
 from smelt.capture.recording.detector import detecting
 from smelt.capture.recording.gradients import begins_bare, check_gradients_left
@@ -38,9 +38,9 @@ from smelt.capture.recording.written import Record, Written
 from smelt.capture.recording.zeros import check_results
 from smelt.capture.result import Captured, State, input_names, name_of, returned_objects
 from smelt.capture.staging.stage import stage
-from smelt.capture.structure.places import After, NotPut, Puts
+from smelt.capture.structure.entangled_memory import entangled
+from smelt.capture.structure.puts import After, NotPut, Puts
 from smelt.capture.structure.roots import Roots, reachable, without_gradients
-from smelt.capture.structure.sharing import entangled
 from smelt.capture.structure.signature import Arguments, Signature, flatten_arguments
 from smelt.capture.structure.state import Place
 from smelt.capture.structure.tree import Flattener, Tree, hidden_tensors, is_inert, is_iterator, is_lazy

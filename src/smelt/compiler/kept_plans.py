@@ -3,8 +3,8 @@
     graph, options, machine, versions, source  -- SHA-256 -->  key  -->  codegen.lower.kept, in the cache's folder
 
 Invariant: everything that passes and lowering look at is in the key, or is looked at anew
-(`codegen.lower.static.held`): the contents of parameters are in no entry, so that an entry serves other weights of the
-same types. What cannot be read, or is not what it should be, is removed and made again.
+(`codegen.lower.static.plan_tensors`): the contents of parameters are in no entry, so that an entry serves other weights
+of the same types. What cannot be read, or is not what it should be, is removed and made again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from smelt._torch.library import shim
 from smelt.codegen.llvm.isa import host_isa
 from smelt.codegen.lower.result import Lookup, Lowered
-from smelt.codegen.lower.static.kept import CannotKeep, read, write
+from smelt.codegen.lower.static.serialized_plans import CannotKeep, read, write
 from smelt.codegen.lower.static.static_program import OtherState
 from smelt.compiler.source_digest import begin_source_digest, source_digest
 from smelt.diag import Options

@@ -17,7 +17,7 @@ from smelt._torch.autocast import no_autocast
 from smelt.analysis.gradients import enables_grad
 from smelt.capture import Captured
 from smelt.capture.dynamic.spec import Spot
-from smelt.capture.structure.sharing import entangled
+from smelt.capture.structure.entangled_memory import entangled
 from smelt.codegen.llvm.walkers.executor import executor_object
 from smelt.codegen.lower import Lowered, lower
 from smelt.codegen.lower.products.packs import packs
@@ -46,7 +46,7 @@ from smelt.compiler.paths import (
 from smelt.compiler.pipeline import functional_graph, optimized_graph
 from smelt.compiler.programs.narrow_layers import NARROW, Narrowed, narrowed, narrowed_alike
 from smelt.compiler.programs.precision import Precision, output_errors, why_not_repeatable
-from smelt.compiler.sizes.forms import checks_of, forms_of, free_spots
+from smelt.compiler.sizes.guard_forms import checks_of, forms_of, free_spots
 from smelt.compiler.sizes.size_conditions import symbols_in, with_conditions
 from smelt.compiler.training.histories import has_history
 from smelt.diag import CaptureError, InternalError, Miss, Options, SmeltError, SmeltWarning

@@ -23,8 +23,8 @@ from smelt.compiler.split.splitting_report import break_rows, piece_rows
 from smelt.compiler.training.training import TrainingUnit
 from smelt.diag import SmeltError
 from smelt.inspect.kernels import kernel_rows, launched_ns
+from smelt.inspect.native_parts import Part, parts_of
 from smelt.inspect.page import Inside
-from smelt.inspect.parts import Part, parts_of
 from smelt.inspect.places import is_hidden, plain
 from smelt.inspect.report import KEYS, Report
 from smelt.inspect.saved import saved_rows

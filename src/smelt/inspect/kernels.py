@@ -15,7 +15,7 @@ from smelt.codegen.llvm.objects import assembly_of
 from smelt.codegen.lower.report import KernelReport
 from smelt.compiler import Unit
 from smelt.diag import SmeltError
-from smelt.inspect.parts import parts_of
+from smelt.inspect.native_parts import parts_of
 from smelt.inspect.roofline import Ceilings
 from smelt.inspect.shown import Row
 from smelt.runtime.plan import Launch, Plan

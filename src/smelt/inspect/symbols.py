@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from smelt.compiler import SizedUnit, Unit
-from smelt.compiler.sizes.forms import ANY
+from smelt.compiler.sizes.guard_forms import ANY
 from smelt.compiler.sizes.size_texts import guard_that_fixes
 from smelt.inspect.shown import Row
 from smelt.ir.size_trace import Range

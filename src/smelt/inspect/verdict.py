@@ -17,7 +17,7 @@ import torch
 from smelt.analysis.cost import cost
 from smelt.compiler import Unit
 from smelt.inspect.machine import load_average, waited_ns
-from smelt.inspect.parts import Part, parts_of
+from smelt.inspect.native_parts import Part, parts_of
 from smelt.inspect.shown import Row, plural
 
 _OWN = ("kernel", "fused")

@@ -18,8 +18,8 @@ from smelt.codegen.llvm.isa import AVX2, AVX512, NEON, Isa
 from smelt.codegen.llvm.objects import compile_kernels
 from smelt.codegen.lower.products.packed_weight import Narrow
 from smelt.codegen.lower.result import Lookup, Lowered
-from smelt.codegen.lower.static import held as lowering
-from smelt.codegen.lower.static.held import Live, PackedFilters, Panels, made_now
+from smelt.codegen.lower.static import plan_tensors as lowering
+from smelt.codegen.lower.static.plan_tensors import Live, PackedFilters, Panels, made_now
 from smelt.codegen.lower.static.static_program import Apply, At, Content, Read, StaticProgram
 from smelt.diag import Options
 from smelt.ops.convert import to_torch

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from smelt.capture.dynamic.arithmetic import is_symbolic
 from smelt.capture.dynamic.nodes import node_of
-from smelt.capture.dynamic.parts import Computed
+from smelt.capture.dynamic.quotient_bounds import Computed
 from smelt.capture.dynamic.trace import CaptureTrace, Number
 from smelt.ir import FLOAT, INT, UNKNOWN_DIM, Dim, Sym, SymExpr, TensorType, Type, Value, contiguous_strides
 from smelt.ir import size_terms as terms

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from smelt.capture.dynamic.parts import Computed, Example, Expr, decided_by_parts
+from smelt.capture.dynamic.quotient_bounds import Computed, Example, Expr, decided_by_parts
 from smelt.capture.staging.flow.stops import CannotStage
 from smelt.ir import size_terms as terms
 from smelt.ir.python_operators import FUNCTIONS

@@ -29,7 +29,7 @@ from typing import Any
 from torch.utils.hooks import RemovableHandle
 
 from smelt._torch.state import torch_state
-from smelt.capture.reads.fills import KEEPS_PROPERTY
+from smelt.capture.reads.filled_caches import KEEPS_PROPERTY
 from smelt.capture.reads.reads_arguments import ArgumentHeap
 from smelt.capture.reads.reads_effects import (
     DRAWS,

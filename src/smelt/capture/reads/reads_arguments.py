@@ -7,7 +7,7 @@
 
 An object that holds tensors, or that a run changes, is another at the next call, or holds something else: so it is not
 compared by identity but, like lists and dicts, part by part, with all that leads to it. What the run left in it is for
-the caller to put back at each call (`capture.structure.places`).
+the caller to put back at each call (`capture.structure.puts`).
 
 Invariant: nothing of the user's is called; contents are read and put past `__setattr__`, `append` and their kin.
 """

@@ -28,7 +28,7 @@ from smelt._torch.exact import MISSING, contents
 from smelt._torch.library.lru import LRU_CACHE, cached_tensors, has_tensor, results_of, table_of
 from smelt._torch.seen.labels import key_labels
 from smelt._torch.seen.leaves import GRAD_SLOT
-from smelt.capture.reads.fills import Fills
+from smelt.capture.reads.filled_caches import Fills
 from smelt.capture.reads.reads_annotations import Annotations
 from smelt.capture.reads.reads_arguments import ArgumentHeap, argument_parts
 from smelt.capture.reads.reads_effects import DRAWS, LOCKS, file_kind, is_builtin_module, reads_all

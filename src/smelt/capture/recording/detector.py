@@ -33,7 +33,7 @@ from smelt._torch.seen.record_patches import (
     is_custom_function_call,
     tensor_base,
 )
-from smelt.capture.reads.keeping import keeper
+from smelt.capture.reads.saved_memory import keeper
 from smelt.capture.recording.gradients import flag_set, record_backward, record_grad
 from smelt.capture.recording.recorder import Recorder
 from smelt.capture.recording.spans import is_smelts, is_users

@@ -32,7 +32,7 @@ from smelt._torch.seen.record_patches import (
 from smelt._torch.state import default_dtype, is_any_autocast, is_grad_enabled, is_inference
 from smelt._torch.storage import is_zero, nbytes_spanned
 from smelt.capture.dynamic.dims import sized_type
-from smelt.capture.reads.fills import is_filling
+from smelt.capture.reads.filled_caches import is_filling
 from smelt.capture.recording.earlier_gradients import let_go_of
 from smelt.capture.recording.gradients import Spent
 from smelt.capture.recording.nested import NAMES as NESTED

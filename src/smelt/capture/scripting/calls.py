@@ -34,8 +34,8 @@ from smelt.capture.scripting.values.sequences import OpenTuple, PlainShape, Shap
 from smelt.capture.scripting.values.types import TENSOR
 from smelt.capture.staging import calls as staged
 from smelt.capture.staging.fakes.symbols import StagedBool, StagedObject, class_of, is_staged, slot_of
+from smelt.capture.staging.flow.iterables import StagedRange, StagedSequence, sequence_of
 from smelt.capture.staging.flow.stops import MEMBERS
-from smelt.capture.staging.flow.views import StagedRange, StagedSequence, sequence_of
 from smelt.capture.staging.objects.classes import CLASSES
 from smelt.capture.staging.objects.handlers import is_caught
 from smelt.capture.staging.texts import holds_staged

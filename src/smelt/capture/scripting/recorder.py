@@ -20,10 +20,10 @@ from smelt.capture.recording.build import no_argument
 from smelt.capture.recording.opinfo import METADATA, OpInfo, op_info
 from smelt.capture.recording.recorder import _CONSTANT_MAKERS, Family, Slot, slot_type
 from smelt.capture.scripting.values.types import infer_open
-from smelt.capture.staging.fakes.doubts import Doubt, given_all_the_same, in_eagers_words
 from smelt.capture.staging.fakes.fake_tensors import _IN_PLACE_METADATA, ShadowRecorder, _give_back
 from smelt.capture.staging.fakes.overlaps import check_overlap
 from smelt.capture.staging.fakes.raising import OF_ALL_ELEMENTS
+from smelt.capture.staging.fakes.refused_kernels import Doubt, given_all_the_same, in_eagers_words
 from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
 from smelt.capture.staging.flow.stops import CannotMerge
 from smelt.capture.staging.objects.handlers import is_caught

@@ -10,7 +10,7 @@ from typing import Any
 
 from smelt.capture.scripting.session import ScriptSession
 from smelt.capture.scripting.values.sequences import OpenTuple, ShapeObject
-from smelt.capture.staging.flow.views import StagedRange
+from smelt.capture.staging.flow.iterables import StagedRange
 from smelt.capture.staging.objects.heap import Change
 from smelt.ops.python.python_calls import class_of
 

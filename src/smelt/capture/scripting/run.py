@@ -73,8 +73,8 @@ from smelt.capture.staging.records import Structured
 from smelt.capture.staging.returned import as_key, check_effect, check_result, check_structure, stand_in
 from smelt.capture.staging.session import Outcome
 from smelt.capture.staging.stage import _everything_kept
+from smelt.capture.structure.entangled_memory import entangled
 from smelt.capture.structure.roots import reachable
-from smelt.capture.structure.sharing import entangled
 from smelt.capture.structure.signature import Signature, flatten_arguments
 from smelt.diag import CaptureError, InternalError, Span, limits
 from smelt.ir import Type

@@ -25,8 +25,8 @@ from smelt.capture.staging.flow import choices
 from smelt.capture.staging.flow.branches import branch, is_raised_by_user
 from smelt.capture.staging.flow.control import StagingRuntime, _use, _use_in_call, compared
 from smelt.capture.staging.flow.growing import container_type, extends, must_be_staged
+from smelt.capture.staging.flow.iterables import StagedSequence
 from smelt.capture.staging.flow.merge import check_told_apart
-from smelt.capture.staging.flow.views import StagedSequence
 from smelt.ir import ANY, BOOL, COMPLEX, FLOAT, INT, STR, DictType, DType, ListType, OptionalType, TupleType
 from smelt.ir.python_operators import BY_SYMBOL, UNARY_BY_SYMBOL
 from smelt.ops.python import in_python

@@ -24,10 +24,10 @@ from smelt.capture.staging.draws import drawn
 from smelt.capture.staging.fakes.symbols import StagedBool, StagedFloat, StagedInt, StagedObject, is_staged, slot_of
 from smelt.capture.staging.flow import ordering
 from smelt.capture.staging.flow.branches import condition
-from smelt.capture.staging.flow.views import Count, Once, StagedRange, StagedSequence, Zipped, sequence_of
+from smelt.capture.staging.flow.iterables import Count, Once, StagedRange, StagedSequence, Zipped, sequence_of
 from smelt.capture.staging.objects.cached import is_cache_of_sizes, of_cache
 from smelt.capture.staging.objects.classes import CLASSES, all_plain, class_of, dispatcher_of, is_stand_in, looks_inside
-from smelt.capture.staging.objects.watch import check_c
+from smelt.capture.staging.objects.unconverted_code import check_c
 from smelt.capture.staging.texts import (
     formatted,
     holds_sized,

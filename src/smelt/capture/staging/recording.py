@@ -27,13 +27,13 @@ from smelt.capture.recording.spans import Site, Spans
 from smelt.capture.staging.fakes.examples import Examples
 from smelt.capture.staging.fakes.fake_tensors import ShadowRecorder
 from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
-from smelt.capture.staging.flow.cuts import affine_of
+from smelt.capture.staging.flow.data_slices import affine_of
 from smelt.capture.staging.flow.stops import NO_FORM, TOO_LONG, Again, CannotStage, Exhausted
 from smelt.capture.staging.gradients import Gradients
+from smelt.capture.staging.objects.changed_since import Settled
 from smelt.capture.staging.objects.copies import Copies
 from smelt.capture.staging.objects.heap import Snapshot
-from smelt.capture.staging.objects.settled import Settled
-from smelt.capture.staging.objects.watch import Watch, unwatched
+from smelt.capture.staging.objects.unconverted_code import Watch, unwatched
 from smelt.capture.staging.records import plain_info
 from smelt.capture.staging.texts import text_of
 from smelt.capture.staging.warned import showing

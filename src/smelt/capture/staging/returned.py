@@ -14,9 +14,9 @@ from smelt.capture.dynamic.values import is_sized, plain
 from smelt.capture.recording.recorder import Slot
 from smelt.capture.recording.results import OWN, holds_its_own
 from smelt.capture.staging.fakes.symbols import is_staged, slot_of
+from smelt.capture.staging.flow.iterables import StagedRange, StagedSequence
 from smelt.capture.staging.flow.merge import Pending, Poison
 from smelt.capture.staging.flow.stops import EFFECT, CannotStage
-from smelt.capture.staging.flow.views import StagedRange, StagedSequence
 from smelt.capture.staging.objects.heap import Change
 from smelt.capture.staging.session import Session
 from smelt.capture.structure.roots import Roots

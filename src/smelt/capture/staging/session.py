@@ -36,9 +36,9 @@ from smelt.capture.staging.flow.stops import (
     Exhausted,
 )
 from smelt.capture.staging.flow.unify import unify
+from smelt.capture.staging.objects.changed_since import Settled
 from smelt.capture.staging.objects.heap import Change, Snapshot
-from smelt.capture.staging.objects.settled import Settled
-from smelt.capture.staging.objects.watch import unwatched
+from smelt.capture.staging.objects.unconverted_code import unwatched
 from smelt.capture.staging.reading import Reading
 from smelt.capture.staging.recording import strides_of, tainted
 from smelt.capture.staging.records import Listed, RegionRecords, Structured

@@ -29,8 +29,8 @@ from smelt._torch.seen.leaves import GRAD_SLOT
 from smelt._torch.seen.light_fake import unmarked
 from smelt._torch.seen.record_modes import caller_modes
 from smelt.capture.convert.runtime import installed
-from smelt.capture.dynamic.agreement import disagreement
 from smelt.capture.dynamic.inputs import Symbols, held_memory, make_symbols
+from smelt.capture.dynamic.native_agreement import disagreement
 from smelt.capture.dynamic.spec import SizeFacts, Spec
 from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.reads.reads_arguments import ArgumentHeap, contents_of, put_contents
@@ -67,7 +67,7 @@ from smelt.capture.staging.objects.appending import Appending, appending
 from smelt.capture.staging.objects.functions import Functions
 from smelt.capture.staging.objects.handlers import is_catchable
 from smelt.capture.staging.objects.heap import Snapshot
-from smelt.capture.staging.objects.watch import Watch
+from smelt.capture.staging.objects.unconverted_code import Watch
 from smelt.capture.staging.recording import Budget
 from smelt.capture.staging.returned import (
     as_key,
@@ -78,9 +78,9 @@ from smelt.capture.staging.returned import (
     stand_in,
 )
 from smelt.capture.staging.session import Outcome, Session
-from smelt.capture.structure.places import After, NotPut, Puts
+from smelt.capture.structure.entangled_memory import entangled
+from smelt.capture.structure.puts import After, NotPut, Puts
 from smelt.capture.structure.roots import Roots, reachable, without_gradients
-from smelt.capture.structure.sharing import entangled
 from smelt.capture.structure.signature import Arguments, Signature, flatten_arguments
 from smelt.capture.structure.state import Place, held_at, holding
 from smelt.capture.structure.tree import Flattener, Tree

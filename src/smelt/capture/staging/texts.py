@@ -16,7 +16,7 @@ import torch
 
 from smelt.capture.dynamic.values import is_sized
 from smelt.capture.staging.fakes.symbols import is_staged
-from smelt.capture.staging.flow.views import StagedSequence
+from smelt.capture.staging.flow.iterables import StagedSequence
 
 
 def is_data(session: Any, value: Any) -> bool:

@@ -12,7 +12,7 @@ import torch
 from smelt._torch.seen.record_patches import is_plain_tensor_type
 from smelt._torch.storage import is_zero
 from smelt.capture.reads.reads_arguments import ArgumentHeap
-from smelt.capture.structure.places import Puts
+from smelt.capture.structure.puts import Puts
 from smelt.capture.structure.state import STATE
 from smelt.capture.structure.tree import (
     ConstantLeaf,

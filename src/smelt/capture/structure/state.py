@@ -5,7 +5,7 @@
 
 A compiled program that changes such places is called with one more keyword, `STATE`: a tuple of what they hold. All
 that is true of arguments is true of these: tensors and numbers among them are inputs of the graph, containers are
-compared part by part, what the run leaves in them is put there after each call (`capture.structure.places`).
+compared part by part, what the run leaves in them is put there after each call (`capture.structure.puts`).
 
 Invariant: nothing of the user's is called; places are read and put past `__getattr__`, `__setattr__` and their kin.
 """

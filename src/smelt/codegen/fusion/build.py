@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from smelt.codegen.fusion.index import Idx, NeedSplit, Unfusible
 from smelt.codegen.fusion.pull import Memory, Pull, Rule, Where
-from smelt.codegen.fusion.rules.parts import Part, is_apart, part_of
+from smelt.codegen.fusion.rules.indexed_writes import Part, is_apart, part_of
 from smelt.codegen.fusion.rules.promote import memory_type
 from smelt.codegen.fusion.tidy import mapped_statement, tidy
 from smelt.codegen.kernels.nest import Expr, Index, Nest, Position, Statement

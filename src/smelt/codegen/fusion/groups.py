@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from smelt.codegen.fusion.build import Built, build, eager_memory
 from smelt.codegen.fusion.cost import NestCost, cost
-from smelt.codegen.fusion.forms import Forms
+from smelt.codegen.fusion.group_keys import Forms
 from smelt.codegen.fusion.index import Unfusible
 from smelt.codegen.fusion.regions import user_in
 from smelt.codegen.fusion.rules.creation import NUMBERS
-from smelt.codegen.fusion.rules.parts import part_of, writes_parts
+from smelt.codegen.fusion.rules.indexed_writes import part_of, writes_parts
 from smelt.codegen.fusion.rules.promote import NUMBER_TYPES, memory_type
 from smelt.codegen.fusion.rules.rules import RULES
 from smelt.codegen.fusion.rules.views import VIEW_LISTS

@@ -18,9 +18,9 @@ from types import MappingProxyType
 from smelt.analysis import nbytes
 from smelt.codegen.fusion.cost import NestCost
 from smelt.codegen.fusion.decisions import Decision
-from smelt.codegen.fusion.forms import Forms
+from smelt.codegen.fusion.group_keys import Forms
 from smelt.codegen.fusion.groups import Accepts, Facts, Group, Trials, is_fusible
-from smelt.codegen.fusion.rules.parts import part_of
+from smelt.codegen.fusion.rules.indexed_writes import part_of
 from smelt.codegen.fusion.rules.pieces import is_needed_by_many
 from smelt.codegen.fusion.whole import left_out
 from smelt.ir import STATE_OPS, Graph, Node, Value

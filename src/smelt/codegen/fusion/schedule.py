@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 
 from smelt.analysis import used_values
 from smelt.codegen.fusion.groups import Facts
-from smelt.codegen.fusion.rules.parts import writes_parts
+from smelt.codegen.fusion.rules.indexed_writes import writes_parts
 from smelt.diag import InternalError
 from smelt.ir import Graph, Node
 

@@ -27,18 +27,18 @@ from smelt.codegen.lower.memory.elements import Elements, maker
 from smelt.codegen.lower.memory.geometry import Geometry, same_layout, view_geometry
 from smelt.codegen.lower.memory.geometry import row_major as row_major
 from smelt.codegen.lower.memory.overwriting import Overwriting
-from smelt.codegen.lower.memory.places import Places
 from smelt.codegen.lower.memory.sharing import feared_sources, sources_of, very_tensor, view_source
+from smelt.codegen.lower.memory.value_storage import Places
 from smelt.codegen.lower.products.weight_packing import Fills
 from smelt.codegen.lower.python.growing import Lists
 from smelt.codegen.lower.python.plain import is_number, is_plain, kind_of
 from smelt.codegen.lower.python.sized_block import Compile, not_compiled
 from smelt.codegen.lower.report import ChoiceReport, How, KernelReport, NodeReport
 from smelt.codegen.lower.result import Lookup, StateName
-from smelt.codegen.lower.static.held import HowMade, Live, computed
+from smelt.codegen.lower.static.plan_tensors import HowMade, Live, computed
 from smelt.codegen.lower.static.static_program import Read
 from smelt.codegen.lower.static.statics import Statics, state_name
-from smelt.codegen.lower.unknown.cuts import cuts_of, is_copy
+from smelt.codegen.lower.unknown.returned_slices import cuts_of, is_copy
 from smelt.diag import Options, SmeltError
 from smelt.ir import STATE_OPS, Arg, Graph, Node, Region, TensorType, Value, values_in
 from smelt.ops.convert import dtype_to_torch

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from smelt.codegen.fusion.build import Built
 from smelt.codegen.fusion.chunks import Stage, may_refuse
 from smelt.codegen.fusion.cost import NestCost, cost
-from smelt.codegen.fusion.forms import Forms
+from smelt.codegen.fusion.group_keys import Forms
 from smelt.codegen.fusion.groups import Group
 from smelt.codegen.fusion.pull import Memory, Where
 from smelt.codegen.kernels.nest import Buffer, Nest

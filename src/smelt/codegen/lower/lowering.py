@@ -15,7 +15,7 @@ import torch
 
 from smelt.analysis import alias_analysis
 from smelt.codegen.fusion.groups import has_numbers
-from smelt.codegen.fusion.rules.parts import writes_parts
+from smelt.codegen.fusion.rules.indexed_writes import writes_parts
 from smelt.codegen.llvm.isa import is_for_elsewhere
 from smelt.codegen.llvm.walkers.executor import executor_object
 from smelt.codegen.lower.context import Context, cannot_lower
@@ -39,7 +39,7 @@ from smelt.codegen.lower.images.embedding_gradient import lower_embedding_gradie
 from smelt.codegen.lower.images.own_attention import OwnAttention, lower_own_attention, own_attention_of
 from smelt.codegen.lower.images.own_convolution import OwnConvolution, lower_own_convolution, own_convolution_of
 from smelt.codegen.lower.images.trained_attention import FLASH, FLASH_BACKWARD, lower_flash, lower_flash_backward
-from smelt.codegen.lower.kernels import with_code
+from smelt.codegen.lower.launched_kernels import with_code
 from smelt.codegen.lower.library import lower_gelu, lower_histc, lower_pad
 from smelt.codegen.lower.memory.in_place import PUTS
 from smelt.codegen.lower.memory.outputs import lower_outputs

@@ -25,7 +25,7 @@ from smelt.codegen.fusion.pull import Memory, Where
 from smelt.codegen.fusion.repeats import without_repeats
 from smelt.codegen.fusion.replay import Blank, Loaded, Number, Replay, Source, replay_of
 from smelt.codegen.fusion.rules.far_rows import far_stages
-from smelt.codegen.fusion.rules.parts import part_of
+from smelt.codegen.fusion.rules.indexed_writes import part_of
 from smelt.codegen.fusion.rules.rules import RULES
 from smelt.codegen.fusion.schedule import NO_DELAYS, schedule
 from smelt.codegen.kernels.evaluate import evaluate_nest
@@ -37,8 +37,8 @@ from smelt.codegen.llvm.nests.nest_ir import EmittedKernel, emit_nests
 from smelt.codegen.lower.builder import Place, Storage
 from smelt.codegen.lower.context import Context, tensor_type
 from smelt.codegen.lower.generic import ANY_LAYOUT
-from smelt.codegen.lower.kernels import About, launch
 from smelt.codegen.lower.known_nests import KnownNests, Made
+from smelt.codegen.lower.launched_kernels import About, launch
 from smelt.codegen.lower.memory.copies import copy_into
 from smelt.codegen.lower.memory.geometry import Geometry, is_dense, same_layout
 from smelt.codegen.lower.memory.in_place import InPlace, Target, reads_first, why_not

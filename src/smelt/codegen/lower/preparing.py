@@ -14,10 +14,10 @@ from pathlib import Path
 from time import perf_counter
 
 from smelt.codegen.llvm.isa import host_isa
-from smelt.codegen.lower.memory.chosen import Choice, refuse_shared, with_choices
-from smelt.codegen.lower.memory.handed_out import with_own_constants
+from smelt.codegen.lower.memory.output_choices import Choice, refuse_shared, with_choices
+from smelt.codegen.lower.memory.returned_memory import with_own_constants
 from smelt.codegen.lower.python.accumulators import with_rows
-from smelt.codegen.lower.python.parts import with_parts
+from smelt.codegen.lower.python.indexed_writes import with_parts
 from smelt.codegen.lower.static.hoist import hoisted
 from smelt.codegen.lower.unknown import padded
 from smelt.diag import Options, SmeltError

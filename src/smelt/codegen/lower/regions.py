@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
 
-from smelt.codegen.fusion.rules.parts import writes_parts
+from smelt.codegen.fusion.rules.indexed_writes import writes_parts
 from smelt.codegen.lower.builder import Place, Storage
 from smelt.codegen.lower.context import Context, tensor_type
 from smelt.codegen.lower.memory.copies import copy_into

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from smelt.codegen.kernels import narrow
+from smelt.codegen.kernels import element_types
 from smelt.codegen.kernels.graph import StoreValue, Value, operand_dtype
 from smelt.codegen.kernels.nest import Const, Gather, Index, Load, Op, Position, Reduce, Scan
 from smelt.codegen.triton.frame import ACROSS, Frame
@@ -286,8 +286,8 @@ def digits(value: float | int | bool, dtype: DType) -> str:
     if dtype is DType.BOOL:
         return str(bool(value))
     if not dtype.is_floating:
-        return str(narrow.wrapped(int(value), dtype))
-    number = narrow.rounded(float(value), dtype)
+        return str(element_types.wrapped(int(value), dtype))
+    number = element_types.rounded(float(value), dtype)
     if math.isfinite(number):
         return repr(number)
     return f'float("{number}")'

@@ -51,9 +51,9 @@ from smelt.compiler.object.compiled_types import (
 from smelt.compiler.object.interrupts import SignalsWait, errors_in_programs
 from smelt.compiler.object.tracebacks import of_program
 from smelt.compiler.paths import PATH_LIMIT, Outcome, Paths, difference
+from smelt.compiler.profile_hook import watch_natively
 from smelt.compiler.programs.program_modules import is_uninitialized
 from smelt.compiler.raised_run import RaisedRun, seen_only
-from smelt.compiler.watching import watch_natively
 from smelt.diag import CaptureError, InternalError, RanksError, SmeltError, limits
 from smelt.diag.collector import collect_young, full_collections_later
 from smelt.diag.idle_memory import give_back_code, give_back_freed_memory

@@ -21,7 +21,7 @@ from smelt._torch.state import autocast, default_dtype, is_grad_enabled, is_infe
 from smelt.autodiff import computes_gradients, hidden_write, joint_graph
 from smelt.capture import Captured, capture, is_capturing
 from smelt.capture.recording.kept_casts import KeptCast
-from smelt.capture.structure.sharing import entangled
+from smelt.capture.structure.entangled_memory import entangled
 from smelt.codegen.python import python_source
 from smelt.compiler.deciding.generalisation import NO_FREEDOM, Freedom
 from smelt.compiler.doors.fx_out import graph_module

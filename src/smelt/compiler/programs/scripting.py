@@ -18,10 +18,10 @@ from smelt.compiler.build import build
 from smelt.compiler.object.compiled import Compiled, make_compile
 from smelt.compiler.object.interrupts import SignalsWait
 from smelt.compiler.pipeline import check_options
+from smelt.compiler.profile_hook import watch_natively
 from smelt.compiler.programs.program import Program
 from smelt.compiler.programs.program_calls import SELF, renamed
 from smelt.compiler.unit import Unit
-from smelt.compiler.watching import watch_natively
 from smelt.diag import CaptureError, Options, SmeltError, SmeltWarning
 from smelt.ir import Graph
 

@@ -25,6 +25,7 @@ from smelt.compiler.object.interrupts import SignalsWait
 from smelt.compiler.object.originals import move_originals
 from smelt.compiler.paths import lines_of, other_path, outcomes
 from smelt.compiler.pipeline import check_options
+from smelt.compiler.profile_hook import watch_natively
 from smelt.compiler.programs.narrow_layers import NARROW
 from smelt.compiler.programs.numeric_comparison import disagreement
 from smelt.compiler.programs.program import Program
@@ -34,7 +35,6 @@ from smelt.compiler.replayable import is_repeatable, without_repeated
 from smelt.compiler.sizes.sized_capture import sized_capture, wished
 from smelt.compiler.staged import staged_capture
 from smelt.compiler.unit import Unit
-from smelt.compiler.watching import watch_natively
 from smelt.diag import CaptureError, Miss, Options, SmeltError, SmeltWarning, Span
 from smelt.diag.collector import full_collections_later
 from smelt.ir import Graph

@@ -25,7 +25,7 @@ from smelt.compiler.deciding.ledger import STOPPED
 from smelt.compiler.object.compiled_types import LeftAlone
 from smelt.compiler.object.entry_code import Extract, extractor
 from smelt.compiler.pipeline import optimized_graph
-from smelt.compiler.sizes.forms import ranges_of
+from smelt.compiler.sizes.guard_forms import ranges_of
 from smelt.compiler.sizes.size_conditions import symbols_of
 from smelt.compiler.sizes.size_texts import holds, names_of
 from smelt.compiler.sizes.sized_names import inputs_of_views, names_in_types

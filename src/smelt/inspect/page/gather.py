@@ -17,12 +17,12 @@ from smelt.compiler.pipeline import functional_graph, optimized_graph
 from smelt.compiler.sizes.size_conditions import symbols_in, symbols_of
 from smelt.compiler.training.training import TrainingUnit
 from smelt.diag import SmeltError
+from smelt.inspect.native_parts import Part, parts_of
 from smelt.inspect.page import steps
 from smelt.inspect.page.model import Code, Guard, Page, Recompile, Remark, Roof, Saved, Timing
 from smelt.inspect.page.phases import phases_of
 from smelt.inspect.page.places import Places
 from smelt.inspect.page.stages import Stages, typed
-from smelt.inspect.parts import Part, parts_of
 from smelt.inspect.roofline import Ceilings
 from smelt.inspect.saved import saved_values
 from smelt.inspect.shares import Measured, profile_of

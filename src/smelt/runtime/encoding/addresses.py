@@ -15,7 +15,7 @@ import torch
 from smelt._torch.library import shim, stable
 from smelt.diag.records import distinct_record
 from smelt.runtime.machine.heap import advises
-from smelt.runtime.machine.kernels import kernels
+from smelt.runtime.machine.loaded_kernels import kernels
 from smelt.runtime.machine.threads import c_function, team_limit, team_words
 from smelt.runtime.plan import KernelCode
 

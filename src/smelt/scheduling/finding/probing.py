@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from smelt.capture import capture, is_capturing
-from smelt.capture.reads.keeping import Keeper
+from smelt.capture.reads.saved_memory import Keeper
 from smelt.scheduling.graphs.scheduled import scheduled_of
 from smelt.scheduling.modules import copying
 

@@ -24,7 +24,7 @@ from smelt._torch.seen.shadow import Shadows
 from smelt.capture.dynamic.arithmetic import is_symbolic
 from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.dynamic.values import number_of, sized
-from smelt.capture.staging.fakes.doubts import has_symbols
+from smelt.capture.staging.fakes.refused_kernels import has_symbols
 from smelt.diag import InternalError
 from smelt.ir import NONE, Arg, TensorType, TupleType, Type, Value, values_in
 from smelt.ir.size_numbers import Size, SizeFloat

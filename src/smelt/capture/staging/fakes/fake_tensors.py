@@ -33,22 +33,22 @@ from smelt.capture.recording.opinfo import GIVING_BACK_BY_SIZE, METADATA, OpInfo
 from smelt.capture.recording.recorder import _CONSTANT_MAKERS, Family, Recorder, Slot, StateSlot, slot_type
 from smelt.capture.recording.scopes import Scope
 from smelt.capture.staging.fakes.by_trial import by_trial, is_doubtful
-from smelt.capture.staging.fakes.doubts import Doubt, given_all_the_same, has_symbols, in_eagers_words
 from smelt.capture.staging.fakes.elements import Elements
 from smelt.capture.staging.fakes.known_layouts import KnownLayouts
 from smelt.capture.staging.fakes.laid_out import laid_as_on_cpu
 from smelt.capture.staging.fakes.overlaps import check_overlap
 from smelt.capture.staging.fakes.raising import may_raise
 from smelt.capture.staging.fakes.refusals import refusal_of_kinds
+from smelt.capture.staging.fakes.refused_kernels import Doubt, given_all_the_same, has_symbols, in_eagers_words
 from smelt.capture.staging.fakes.sizes import rule_of
 from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of
-from smelt.capture.staging.flow.cuts import CUTTING, Cut, cut_of
+from smelt.capture.staging.flow.data_slices import CUTTING, Cut, cut_of
 from smelt.capture.staging.flow.ranges import Ranges
 from smelt.capture.staging.flow.splits import number_of_parts, split_of
 from smelt.capture.staging.flow.stops import CannotStage
 from smelt.capture.staging.objects.handlers import is_caught
 from smelt.capture.staging.objects.packed import Packed
-from smelt.capture.staging.objects.watch import unwatched
+from smelt.capture.staging.objects.unconverted_code import unwatched
 from smelt.capture.structure.roots import Roots
 from smelt.ir import BOOL, FLOAT, INT, UNKNOWN_DIM, TensorType, UnknownDim, contiguous_strides
 from smelt.ops.catalogue.packed import PACK, PAD

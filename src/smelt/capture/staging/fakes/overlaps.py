@@ -18,7 +18,7 @@ from smelt._torch.storage import storage_key
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import number_of
 from smelt.capture.recording.opinfo import OpInfo
-from smelt.capture.staging.fakes.doubts import Doubt
+from smelt.capture.staging.fakes.refused_kernels import Doubt
 from smelt.ops.meta import MOST_TRIED
 
 _REFUSED = "unsupported operation"

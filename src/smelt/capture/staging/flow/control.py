@@ -21,10 +21,7 @@ from smelt.capture.staging import calls
 from smelt.capture.staging.fakes.symbols import StagedObject, is_staged, slot_of, wrap
 from smelt.capture.staging.flow import choices, ordering
 from smelt.capture.staging.flow.branches import branch, condition
-from smelt.capture.staging.flow.loops import Loop, grown_over, run_loop
-from smelt.capture.staging.flow.merge import Pending, Poison, check_identity
-from smelt.capture.staging.flow.stops import EFFECT, Again
-from smelt.capture.staging.flow.views import (
+from smelt.capture.staging.flow.iterables import (
     KnownRange,
     Once,
     StagedRange,
@@ -33,10 +30,13 @@ from smelt.capture.staging.flow.views import (
     lists_under,
     sequence_of,
 )
+from smelt.capture.staging.flow.loops import Loop, grown_over, run_loop
+from smelt.capture.staging.flow.merge import Pending, Poison, check_identity
+from smelt.capture.staging.flow.stops import EFFECT, Again
 from smelt.capture.staging.objects.appending import Appending
 from smelt.capture.staging.objects.classes import class_of
 from smelt.capture.staging.objects.handlers import is_catchable
-from smelt.capture.staging.objects.walk import is_own_module
+from smelt.capture.staging.objects.reachable import is_own_module
 from smelt.capture.staging.records import Structured, size_of
 from smelt.capture.staging.session import Session
 from smelt.capture.staging.texts import formatted, is_said, text_of

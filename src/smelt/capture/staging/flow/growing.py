@@ -19,9 +19,9 @@ from smelt.capture.reads.reads_values import home_of
 from smelt.capture.recording.spans import Site
 from smelt.capture.staging.fakes.symbols import WORLDS, ScalarSlot, StagedObject, class_of, is_staged, slot_of
 from smelt.capture.staging.flow.stops import Again
+from smelt.capture.staging.objects.carried_leaves import leaf_type
 from smelt.capture.staging.objects.containers import contents, has_slots_only, refill
 from smelt.capture.staging.objects.heap import Snapshot
-from smelt.capture.staging.objects.leaves import leaf_type
 from smelt.capture.staging.session import Session
 from smelt.ir import ANY, NONE, DictType, ListType, TupleType, Type, join
 

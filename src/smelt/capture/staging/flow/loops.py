@@ -25,10 +25,7 @@ from smelt.capture.staging.flow.growing import Grows, container_type, stage_cont
 from smelt.capture.staging.flow.merge import Pending, Poison, check_identities, flag_in, is_result
 from smelt.capture.staging.flow.ordering import check_unchanged
 from smelt.capture.staging.flow.stops import ACTS, Again, CannotStage
-from smelt.capture.staging.objects.containers import MISSING, WHOLE
-from smelt.capture.staging.objects.handlers import is_catchable
-from smelt.capture.staging.objects.heap import Change, Snapshot
-from smelt.capture.staging.objects.leaves import (
+from smelt.capture.staging.objects.carried_leaves import (
     Unread,
     is_carried,
     leaf_type,
@@ -36,6 +33,9 @@ from smelt.capture.staging.objects.leaves import (
     shape_of,
     take_apart,
 )
+from smelt.capture.staging.objects.containers import MISSING, WHOLE
+from smelt.capture.staging.objects.handlers import is_catchable
+from smelt.capture.staging.objects.heap import Change, Snapshot
 from smelt.capture.staging.records import RegionRecords, Structured, size_of
 from smelt.capture.staging.session import Outcome, Session
 from smelt.ir import ANY, INT, ListType, TensorType, Type, UnknownDim, fits, join, type_of_arg

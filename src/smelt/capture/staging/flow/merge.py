@@ -19,11 +19,11 @@ from smelt.capture.recording.recorder import Slot
 from smelt.capture.recording.spans import Site
 from smelt.capture.staging.fakes.fake_tensors import tensor_type_of
 from smelt.capture.staging.fakes.symbols import ScalarSlot, class_of, is_staged, slot_of, wrap_as
+from smelt.capture.staging.flow.iterables import StagedRange
 from smelt.capture.staging.flow.stops import CannotGrow, CannotMerge
-from smelt.capture.staging.flow.views import StagedRange
+from smelt.capture.staging.objects.carried_leaves import same
 from smelt.capture.staging.objects.containers import MISSING, WHOLE
 from smelt.capture.staging.objects.heap import Change
-from smelt.capture.staging.objects.leaves import same
 from smelt.capture.staging.session import Outcome
 from smelt.capture.structure.roots import is_skipped_class
 from smelt.capture.structure.tree import Flattener, UnfitError, match, rebuild, tuple_of

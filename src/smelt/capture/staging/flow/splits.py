@@ -22,7 +22,7 @@ from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.dynamic.values import number_of
 from smelt.capture.staging.fakes.examples import Examples
 from smelt.capture.staging.fakes.symbols import DEAD, is_staged, slot_of
-from smelt.capture.staging.flow.cuts import Cut
+from smelt.capture.staging.flow.data_slices import Cut
 
 _SPLITTING = frozenset((
     "aten.split_with_sizes.default", "aten.split.sizes", "aten.split_with_sizes_copy.default",

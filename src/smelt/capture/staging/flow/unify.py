@@ -11,7 +11,7 @@ from typing import Any
 from smelt._torch.seen.dispatch import unseen
 from smelt.capture.recording.recorder import Slot, StateSlot
 from smelt.capture.staging.flow.stops import CannotStage
-from smelt.capture.staging.objects.watch import unwatched
+from smelt.capture.staging.objects.unconverted_code import unwatched
 from smelt.capture.staging.records import Structured
 from smelt.ops.convert import element_bytes
 

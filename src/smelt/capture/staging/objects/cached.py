@@ -3,7 +3,7 @@
     plan(x.shape)     one entry of the cache for each shape; in the graph what `plan` makes of a shape
 
 Invariant: only for what the cache holds at the recorded sizes, where the function gives the same now, and where no
-tensor is kept: those are state (`capture.reads.fills`).
+tensor is kept: those are state (`capture.reads.filled_caches`).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from smelt._torch.seen.shadow import is_shadow
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import is_sized, number_of, plain
 from smelt.capture.staging.fakes.symbols import is_staged, slot_of
-from smelt.capture.staging.flow.views import StagedRange, StagedSequence
+from smelt.capture.staging.flow.iterables import StagedRange, StagedSequence
 from smelt.ir import BOOL, COMPLEX, FLOAT, INT, STR
 
 CLASSES: dict[Any, type] = {INT: int, FLOAT: float, BOOL: bool, COMPLEX: complex, STR: str}

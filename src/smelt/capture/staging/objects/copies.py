@@ -16,7 +16,7 @@ from typing import Any
 
 from smelt.capture.recording.recorder import Slot
 from smelt.capture.staging.fakes.symbols import is_staged, slot_of
-from smelt.capture.staging.flow.views import StagedSequence
+from smelt.capture.staging.flow.iterables import StagedSequence
 from smelt.capture.staging.objects.containers import are_the_same
 from smelt.ir import DictType, ListType, OptionalType, TupleType, Type
 

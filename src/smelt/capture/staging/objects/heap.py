@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from smelt._torch.library.lru import table_of
 from smelt.capture.reads.reads_values import HOOKED
 from smelt.capture.staging.fakes.symbols import StagedObject, slot_of, wrap
+from smelt.capture.staging.objects.changed_since import Settled
 from smelt.capture.staging.objects.containers import (
     MISSING,
     WHOLE,
@@ -30,9 +31,8 @@ from smelt.capture.staging.objects.containers import (
 )
 from smelt.capture.staging.objects.hidden import keepers_of
 from smelt.capture.staging.objects.process import Settings
-from smelt.capture.staging.objects.settled import Settled
-from smelt.capture.staging.objects.walk import Walk, fields_of
-from smelt.capture.staging.objects.watch import unwatched
+from smelt.capture.staging.objects.reachable import Walk, fields_of
+from smelt.capture.staging.objects.unconverted_code import unwatched
 
 
 class Change(NamedTuple):

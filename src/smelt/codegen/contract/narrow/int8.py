@@ -22,7 +22,7 @@ from smelt.codegen.contract.module import module_text
 from smelt.codegen.contract.narrow.int8_forms import TAIL_NBYTES, padded
 from smelt.codegen.contract.tiling import Tiling
 from smelt.codegen.contract.vectors import lane_mask, masked_load, splat
-from smelt.codegen.kernels.narrow import rounded
+from smelt.codegen.kernels.element_types import rounded
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes.lanes_types import float_literal
 from smelt.codegen.llvm.objects import KernelSource

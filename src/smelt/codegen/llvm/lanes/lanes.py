@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from smelt.codegen.kernels.narrow import rounded, wrapped
+from smelt.codegen.kernels.element_types import rounded, wrapped
 from smelt.codegen.kernels.operations import OPS
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes.lanes_bits import LaneBits

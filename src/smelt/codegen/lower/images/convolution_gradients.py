@@ -21,7 +21,7 @@ from smelt.codegen.lower.context import Context, row_major, tensor_type
 from smelt.codegen.lower.images.convolution import Convolution, channels_last, per_axis
 from smelt.codegen.lower.images.convolution_shapes import four, window_of
 from smelt.codegen.lower.images.own_convolution import shape_text
-from smelt.codegen.lower.kernels import About, launch
+from smelt.codegen.lower.launched_kernels import About, launch
 from smelt.codegen.lower.memory.geometry import Geometry, same_layout
 from smelt.codegen.lower.static.static_program import Content
 from smelt.ir import DType, Node, TensorType, Value

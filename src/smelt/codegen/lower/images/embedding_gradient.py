@@ -21,7 +21,7 @@ from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, row_major, tensor_type
-from smelt.codegen.lower.kernels import About, launch
+from smelt.codegen.lower.launched_kernels import About, launch
 from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.ir import DType, Node, Value
 from smelt.ir.sizes import ceil_div, late

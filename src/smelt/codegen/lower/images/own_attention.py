@@ -20,7 +20,7 @@ from smelt.codegen.attention import Attention, Operand, Work, kernel_of
 from smelt.codegen.llvm.isa import host_isa
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, tensor_type
-from smelt.codegen.lower.kernels import About, launch
+from smelt.codegen.lower.launched_kernels import About, launch
 from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.ir import Node, TensorType, Value
 from smelt.ir.sizes import blind, equals, is_one, is_whole

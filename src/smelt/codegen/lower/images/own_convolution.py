@@ -33,10 +33,10 @@ from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, row_major, tensor_type
 from smelt.codegen.lower.images.convolution import Convolution, channels_last
 from smelt.codegen.lower.images.convolution_shapes import conv_shape, four, phases_of, spatial
-from smelt.codegen.lower.kernels import About, launch
+from smelt.codegen.lower.launched_kernels import About, launch
 from smelt.codegen.lower.memory.geometry import Geometry, same_layout
 from smelt.codegen.lower.report import CandidateReport, ChoiceReport
-from smelt.codegen.lower.static.held import HowMade, PackedFilters
+from smelt.codegen.lower.static.plan_tensors import HowMade, PackedFilters
 from smelt.codegen.lower.static.static_program import Content, program_of
 from smelt.ir import Arg, DType, Node, TensorType, Value
 from smelt.ops.convert import to_torch

@@ -17,7 +17,7 @@ from smelt.codegen.llvm.isa import Isa, host_isa
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, tensor_type
 from smelt.codegen.lower.images.own_attention import are_fit, eager_place, operand_of, spread
-from smelt.codegen.lower.kernels import About, launch
+from smelt.codegen.lower.launched_kernels import About, launch
 from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.ir import Arg, Node, Value
 from smelt.ops.registry import overload

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, cannot_lower, tensor_type
-from smelt.codegen.lower.memory.chosen import Choice
 from smelt.codegen.lower.memory.copies import copy_into
 from smelt.codegen.lower.memory.geometry import Geometry
+from smelt.codegen.lower.memory.output_choices import Choice
 from smelt.codegen.lower.memory.sharing import sources_of, very_tensor
 from smelt.codegen.lower.python.plain import is_plain_type
 from smelt.codegen.lower.python.python_nodes import collect
 from smelt.codegen.lower.result import Either, Fresh, Number, OutputRecipe, Plain, Same, ViewOf
-from smelt.codegen.lower.unknown.sharing import reached
+from smelt.codegen.lower.unknown.outside_memory import reached
 from smelt.ir import STATE_OPS, TensorType, Value, values_in
 from smelt.ops.convert import to_torch
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from smelt.analysis.region_aliases import is_inside
-from smelt.codegen.fusion.rules.parts import part_of
+from smelt.codegen.fusion.rules.indexed_writes import part_of
 from smelt.codegen.lower.memory.sharing import feared_sources, view_source
 from smelt.codegen.lower.python.plain import is_number
 from smelt.ir import Arg, Node, Region, Value

@@ -22,7 +22,7 @@ from smelt.codegen.contract.planning import BYTES_PER_NS
 from smelt.codegen.contract.tiling import byte_tiling
 from smelt.codegen.fusion.epilogue import epilogue_nodes
 from smelt.codegen.lower.context import Context, row_major, tensor_type
-from smelt.codegen.lower.kernels import About, launch
+from smelt.codegen.lower.launched_kernels import About, launch
 from smelt.codegen.lower.products.linear import Product, as_matrix, own_isa
 from smelt.codegen.lower.products.own_products import applied, emit, fused_behind, is_fusible, packed
 from smelt.ir import DType, Node, TensorType, Value

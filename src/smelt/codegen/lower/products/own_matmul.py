@@ -38,7 +38,7 @@ from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, row_major, tensor_type
-from smelt.codegen.lower.kernels import About, launch
+from smelt.codegen.lower.launched_kernels import About, launch
 from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.codegen.lower.products.linear import library_has_tiles, own_isa
 from smelt.codegen.lower.products.own_products import Fused, applied, emit, is_fusible

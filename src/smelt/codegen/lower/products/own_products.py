@@ -47,11 +47,11 @@ from smelt.codegen.kernels.nest import ACC, Expr, Index, Load, Op, Ref
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.lower.builder import Storage
 from smelt.codegen.lower.context import Context, row_major, tensor_type
-from smelt.codegen.lower.kernels import About, launch
+from smelt.codegen.lower.launched_kernels import About, launch
 from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.codegen.lower.products.linear import Product, as_matrix, choose, matrix_of, own_isa
 from smelt.codegen.lower.products.packed_weight import Form, matrix_again, packed_weight
-from smelt.codegen.lower.static.held import HowMade, Panels
+from smelt.codegen.lower.static.plan_tensors import HowMade, Panels
 from smelt.codegen.lower.static.static_program import program_of
 from smelt.ir import Arg, DType, Node, Region, Value
 from smelt.ir.sizes import is_one

@@ -14,7 +14,7 @@ import torch
 from smelt.codegen.llvm.isa import host_isa
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, row_major, tensor_type
-from smelt.codegen.lower.kernels import About, launch
+from smelt.codegen.lower.launched_kernels import About, launch
 from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.codegen.recurrent.kernel import GATES, MAX_ROWS, Kind, Steps, StepWords, steps_of, steps_source
 from smelt.ir import Node, Value

@@ -29,7 +29,7 @@ from smelt.codegen.llvm.isa import Isa, is_for_elsewhere
 from smelt.codegen.llvm.objects import KernelSource, compile_kernels
 from smelt.diag import Options, SmeltError
 from smelt.runtime.machine.cache import code_cache
-from smelt.runtime.machine.kernels import kernels
+from smelt.runtime.machine.loaded_kernels import kernels
 from smelt.runtime.machine.loader import LoadedCode
 
 _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 
 from smelt.analysis import used_values
-from smelt.codegen.fusion.rules.parts import part_of
+from smelt.codegen.fusion.rules.indexed_writes import part_of
 from smelt.codegen.lower.context import Context
 from smelt.codegen.lower.python.appends import is_append, lower_append
 from smelt.codegen.lower.python.growing import Lists

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from smelt.codegen.lower.memory.handed_out import handed_out_in_parts
+from smelt.codegen.lower.memory.returned_memory import handed_out_in_parts
 from smelt.codegen.lower.python.plain import is_plain
 from smelt.codegen.lower.result import Lookup, StateName
 from smelt.diag import SmeltError

@@ -13,7 +13,7 @@ from smelt.codegen.llvm.isa import host_isa
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, tensor_type, torch_dtype
-from smelt.codegen.lower.kernels import About, launch
+from smelt.codegen.lower.launched_kernels import About, launch
 from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.ir import Node, Value
 from smelt.ir.sizes import ceil_div, equals, size_min

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from smelt.codegen.lower.unknown.cost import copy_ns, work_ns
-from smelt.codegen.lower.unknown.forms import has_unknown, tensor_type
-from smelt.codegen.lower.unknown.sharing import lies_unseen
+from smelt.codegen.lower.unknown.outside_memory import lies_unseen
 from smelt.codegen.lower.unknown.values import Buffer, Held, Padded, padded_or_value
+from smelt.codegen.lower.unknown.well_formed import has_unknown, tensor_type
 from smelt.ir import INT, Arg, ListType, MemoryFormat, Node, Region, TensorType, Type, Value
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from smelt.codegen.llvm.isa import host_isa
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, tensor_type
-from smelt.codegen.lower.kernels import About, launch
+from smelt.codegen.lower.launched_kernels import About, launch
 from smelt.codegen.lower.memory.geometry import Geometry, row_major
 from smelt.ir import Node, Value
 from smelt.ir.sizes import equals

@@ -11,7 +11,7 @@ from smelt.codegen.lower.context import Context, tensor_type
 from smelt.codegen.lower.memory.copies import copy_into
 from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.codegen.lower.python.numbers import operand
-from smelt.codegen.lower.unknown.cuts import is_copy, is_view
+from smelt.codegen.lower.unknown.returned_slices import is_copy, is_view
 from smelt.ir import Node, Region, TensorType, Value
 from smelt.ir.sizes import equals
 from smelt.runtime.calls import cut

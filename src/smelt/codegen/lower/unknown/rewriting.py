@@ -18,11 +18,11 @@ from smelt.codegen.lower.unknown.branches import rewrite_branch
 from smelt.codegen.lower.unknown.carried import Carried
 from smelt.codegen.lower.unknown.cost import added_ns, saved_ns
 from smelt.codegen.lower.unknown.facts import Facts, known_outcome
-from smelt.codegen.lower.unknown.forms import Exact, check, has_unknown, is_by_columns, sweep, tensor_type
+from smelt.codegen.lower.unknown.outside_memory import Sharing, reached
 from smelt.codegen.lower.unknown.rules import rule_for
-from smelt.codegen.lower.unknown.sharing import Sharing, reached
 from smelt.codegen.lower.unknown.unpadding import Leaving
 from smelt.codegen.lower.unknown.values import Buffer, Emitter, Held, Padded, Parts, Refused
+from smelt.codegen.lower.unknown.well_formed import Exact, check, has_unknown, is_by_columns, sweep, tensor_type
 from smelt.diag import SmeltError
 from smelt.ir import (
     UNKNOWN_DIM,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from smelt.codegen.lower.unknown import packing, rows, selecting, views
+from smelt.codegen.lower.unknown import packing, padded_views, rows, selecting
+from smelt.codegen.lower.unknown.padded_views import dim_of
 from smelt.codegen.lower.unknown.selecting import counts_of
 from smelt.codegen.lower.unknown.splitting import join_along, split
 from smelt.codegen.lower.unknown.values import (
@@ -27,7 +28,6 @@ from smelt.codegen.lower.unknown.values import (
     size_of,
     type_of,
 )
-from smelt.codegen.lower.unknown.views import dim_of
 from smelt.ir import Arg, MemoryFormat, Node, TensorType, Value, map_values
 from smelt.ops.catalogue.indexing import BY_INDEX
 from smelt.ops.catalogue.packed import PACK, PACKED_LAYERS, PAD
@@ -277,15 +277,15 @@ RULES: dict[str, Rule] = {
     "aten.index_put.default": selecting.index_written,
     "aten.index_add.default": selecting.index_added,
     # views
-    "aten.select.int": views.select,
-    "aten.slice.Tensor": views.slice_of,
-    "aten.slice_scatter.default": views.slice_scattered,
-    "aten.unsqueeze.default": views.unsqueeze,
-    "aten.squeeze.dim": views.squeeze,
-    **dict.fromkeys(("aten.permute.default", "aten.transpose.int", "aten.t.default"), views.permute),
-    **dict.fromkeys(where(Trait.TO_SIZES), views.view),
-    "aten.flatten.using_ints": views.flatten,
-    "aten.expand.default": views.expand,
+    "aten.select.int": padded_views.select,
+    "aten.slice.Tensor": padded_views.slice_of,
+    "aten.slice_scatter.default": padded_views.slice_scattered,
+    "aten.unsqueeze.default": padded_views.unsqueeze,
+    "aten.squeeze.dim": padded_views.squeeze,
+    **dict.fromkeys(("aten.permute.default", "aten.transpose.int", "aten.t.default"), padded_views.permute),
+    **dict.fromkeys(where(Trait.TO_SIZES), padded_views.view),
+    "aten.flatten.using_ints": padded_views.flatten,
+    "aten.expand.default": padded_views.expand,
     # along rows, and over them
     **dict.fromkeys(
         (

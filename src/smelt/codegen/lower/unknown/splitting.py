@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from smelt.codegen.lower.unknown.padded_views import dim_of
 from smelt.codegen.lower.unknown.selecting import counts_of, pick, sizes_of, tensor_of, whole_of
 from smelt.codegen.lower.unknown.values import (
     Count,
@@ -23,7 +24,6 @@ from smelt.codegen.lower.unknown.values import (
     size_of,
     type_of,
 )
-from smelt.codegen.lower.unknown.views import dim_of
 from smelt.ir import INT, Arg, Node, Value
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from smelt.codegen.lower.memory.geometry import Geometry, row_major, view_geometry
 from smelt.codegen.lower.memory.sharing import returns_itself, view_source
-from smelt.codegen.lower.unknown.cuts import is_copy
-from smelt.codegen.lower.unknown.sharing import reached
+from smelt.codegen.lower.unknown.outside_memory import reached
+from smelt.codegen.lower.unknown.returned_slices import is_copy
 from smelt.codegen.lower.unknown.values import Buffer, Padded, Parts
 from smelt.ir import Arg, MemoryFormat, Node, TensorType, Type, Value, map_values
 from smelt.ops.effects import aliases

@@ -26,7 +26,7 @@ from smelt.runtime.ingot.manifest import Placed
 from smelt.runtime.ingot.structure import read_constant, write_constant
 from smelt.runtime.ingot.tensors import dtype_name, dtype_of
 from smelt.runtime.ingot.texts.json_text import Part
-from smelt.runtime.machine.kernels import kernels
+from smelt.runtime.machine.loaded_kernels import kernels
 from smelt.runtime.plan import KernelCode
 
 VIEWS = frozenset(

@@ -22,7 +22,7 @@ import torch
 from smelt._torch.annotations import annotations_held
 from smelt.capture.staging.objects.containers import MISSING, are_the_same, holds_the_same
 from smelt.capture.staging.objects.hidden import Fields
-from smelt.capture.staging.objects.walk import Walk, fields_of, slot_in
+from smelt.capture.staging.objects.reachable import Walk, fields_of, slot_in
 
 _SIZE = 128
 """So many containers are compared at once: where one is different, each of these is looked at."""

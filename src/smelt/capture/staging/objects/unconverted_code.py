@@ -28,8 +28,8 @@ import torch
 from smelt.capture.reads.reads_values import home_of, owner_kind
 from smelt.capture.recording.spans import is_smelts, is_users
 from smelt.capture.staging.fakes.symbols import is_staged
+from smelt.capture.staging.flow.iterables import StagedSequence
 from smelt.capture.staging.flow.stops import Again, CannotStage
-from smelt.capture.staging.flow.views import StagedSequence
 from smelt.capture.staging.objects.classes import asks_classes, asks_types, is_other_object, is_stand_in
 from smelt.diag.events import watched
 

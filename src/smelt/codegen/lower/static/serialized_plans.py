@@ -28,7 +28,7 @@ from smelt.codegen.lower.lowering import lower
 from smelt.codegen.lower.products.weight_packing import Fills
 from smelt.codegen.lower.report import Report
 from smelt.codegen.lower.result import Lookup, Lowered, Mutation, OutputRecipe, StateName
-from smelt.codegen.lower.static.held import Made, made_again
+from smelt.codegen.lower.static.plan_tensors import Made, made_again
 from smelt.codegen.lower.static.static_program import OtherState
 from smelt.diag import Options, SmeltError
 from smelt.ir import Graph

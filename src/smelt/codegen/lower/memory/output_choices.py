@@ -18,7 +18,7 @@ from smelt.analysis.aliases import is_external
 from smelt.analysis.region_aliases import RegionAliases, region_aliases
 from smelt.codegen.lower.context import cannot_lower
 from smelt.codegen.lower.memory.sharing import view_source
-from smelt.codegen.lower.unknown.sharing import handed_on, reached
+from smelt.codegen.lower.unknown.outside_memory import handed_on, reached
 from smelt.ir import Arg, Graph, Node, Region, TensorType, Value, may_hold_tensor, values_in
 from smelt.ir.types import BOOL, INT
 from smelt.rewrite import Rewriter
