@@ -165,3 +165,27 @@ def test_a_gradient_that_is_lost_is_not_taken_for_zeros() -> None:
         torch.testing.assert_close(compiled(w.sin()), program(w.sin()))
     for factor in (3.0, 4.0):
         torch.testing.assert_close(compiled(w.sin() * factor), program(w.sin() * factor))
+
+
+@pytest.mark.spread(2)
+@pytest.mark.parametrize("name", CRITICS)
+def test_penalty_of_a_compiled_models_gradients_through_kinks(name: str) -> None:
+    torch.manual_seed(0)
+    critic = CRITICS[name]()
+    compiled = smelt.compile(critic)
+
+    def gradients(call: Callable[[Tensor], Tensor], start: Tensor) -> list[Tensor | None]:
+        x = start.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(call(x).sum(), x, create_graph=True)
+        penalty = ((slope.norm(dim=1) - 1) ** 2).mean()
+        return list(torch.autograd.grad(penalty, [*critic.parameters(), x], allow_unused=True))
+
+    original = type(critic)(*critic)  # the same parameters
+    for _ in range(3):
+        start = torch.randn(5, 4)
+        expected, found = gradients(original, start), gradients(compiled, start)
+        assert [one is None for one in found] == [one is None for one in expected]
+        for one, two in zip(found, expected, strict=True):
+            if one is not None:
+                torch.testing.assert_close(one, two)
+    assert is_compiled(compiled)

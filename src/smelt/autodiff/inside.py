@@ -10,10 +10,12 @@ Invariant: the graph is functional, so what stands before such a node is what au
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import takewhile
 
-from smelt.autodiff.activity import certain_values, is_differentiated, may_depend
+from smelt.autodiff.activity import certain_values, may_depend
 from smelt.autodiff.checkpoints import active_in_loops
 from smelt.autodiff.control import drop_unused
+from smelt.autodiff.kinks import is_zero
 from smelt.autodiff.reverse import Reverse
 from smelt.autodiff.spelled import spell_norms
 from smelt.diag import SmeltError
@@ -87,26 +89,9 @@ def _check_certain(graph: Graph, node: Node, roots: Sequence[Arg], wanted: Seque
 
 
 def _is_zero(node: Node, value: Value, captured: Collection[Node]) -> bool:
-    """Whether the roots depend on a value through no more than comparisons that an earlier gradient was written with.
-
-    The gradient of a ReLU is `g` where its operand is above 0: of that operand autograd has a gradient of zeros, the
-    graph none. captured: the nodes that the program has itself, of which a gradient that is lost is none of zeros.
-    """
     region, roots = node.parent, node.args[0]
-    if region is None or not isinstance(value.type, TensorType) or any(one.regions for one in region):
-        return False
-    active, behind = {value}, set[Value]()
-    for one in region:
-        if one is node:
-            break
-        reads = set(one.operands())
-        if reads & active and is_differentiated(one):
-            active.update(r for r in one.results if may_depend(r.type))
-        if reads & active and one not in captured:
-            behind.update(r for r in one.results if not may_depend(r.type))
-        if reads & behind:
-            behind.update(one.results)
-    return isinstance(roots, tuple) and any(root in behind for root in roots)
+    assert region is not None and isinstance(roots, tuple)
+    return is_zero(takewhile(lambda one: one is not node, region), roots, value, captured.__contains__)
 
 
 def _first(b: GraphEmitter, root: Value, grad: Arg) -> Value:

@@ -14,15 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from smelt.autodiff.activity import may_depend
 from smelt.autodiff.checkpoints import active_in_loops
 from smelt.autodiff.control import drop_unused
+from smelt.autodiff.kinks import is_zero
 from smelt.autodiff.presence import is_uncertain
 from smelt.autodiff.reverse import Reverse, of_no_tensor
 from smelt.autodiff.spelled import spell_norms
 from smelt.diag import SmeltError
-from smelt.ir import BOOL, STATE_OPS, Arg, Graph, TensorType, Type, Value
+from smelt.ir import BOOL, STATE_OPS, Arg, Graph, Node, TensorType, Type, Value
 from smelt.rewrite import Rewriter
 
 
@@ -56,10 +58,13 @@ def joint_graph(
     *,
     tells: bool = False,
     memory_budget: float = 1.0,
+    captured: Collection[str] | None = None,
 ) -> Joint:
     """The graph with its gradients. wrt: names of inputs and paths of parameters, by default all that can have one.
     outputs: those that have a gradient, by default all that depend on what is asked for. tells: where data decide which
     gradients there are, the graph says so. memory_budget: below 1, gradients of long loops go back from checkpoints.
+    captured: of a graph of gradients, the names of the program's own values; where autograd has zeros for the second
+    derivative of an operator with kinks, the graph has them, too.
 
     The graph must be functional, as `Program.graph` is.
     Raises: SmeltError (S0303) where an operator or a name has no gradient.
@@ -105,11 +110,23 @@ def joint_graph(
         reverse.add(output, grad, present=present)
     reverse.region(graph.body)
     grads: list[Arg] = [_laid_as(reverse, value) for value in wanted]
+    if captured is not None:
+        nodes = list(graph.body)
+        grads = [
+            reverse.emitter.call("aten.zeros_like.default", value)
+            if grad is None and is_zero(nodes, results, value, partial(_is_captured, captured))
+            else grad
+            for grad, value in zip(grads, wanted, strict=True)
+        ]
     grads += [reverse.present(value) for value in wanted if tells]
     rewriter.set_yields(graph.body, (*graph.outputs, *grads))
     spell_norms(rewriter, graph)
     drop_unused(rewriter, graph.body)
     return Joint(graph, count, differentiated, tuple(wrt), tells)
+
+
+def _is_captured(names: Collection[str], node: Node) -> bool:
+    return any(result.name in names for result in node.results)
 
 
 def _laid_as(reverse: Reverse, value: Value) -> Value | None:

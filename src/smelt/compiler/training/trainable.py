@@ -80,7 +80,8 @@ class Native:
 class Trainable:
     """A graph without state that autograd sees as one operator. requires: which of its inputs need gradients.
     recomputed: the lines of what is not to be saved. unseen: inputs that it writes to without telling autograd.
-    is_backward: it gives gradients of another one. finish: rewrites the graph with its gradients.
+    captured: of one that gives gradients of another, the names of the program's own values. finish:
+    rewrites the graph with its gradients.
 
     Raises: SmeltError where a part of it has no gradient, or no plan.
     """
@@ -94,12 +95,14 @@ class Trainable:
         *,
         recomputed: Collection[Span] = (),
         unseen: Collection[str] = (),
-        is_backward: bool = False,
+        captured: Collection[str] | None = None,
         finish: Callable[[Joint], None] | None = None,
     ) -> None:
         self.graph, self.requires, self.options, self._code = graph, tuple(requires), options, code
         self._wrt = [value.name for value, is_wanted in zip(graph.inputs, requires, strict=True) if is_wanted]
-        self._joint: Joint = joint_graph(graph, self._wrt, tells=True, memory_budget=options.memory_budget)
+        is_backward, self._captured = captured is not None, captured
+        budget = options.memory_budget
+        self._joint: Joint = joint_graph(graph, self._wrt, tells=True, memory_budget=budget, captured=captured)
         if finish is not None:
             finish(self._joint)
         self.differentiated = self._joint.differentiated
@@ -200,7 +203,7 @@ class Trainable:
             return found
         given = tuple(i for i, grad in zip(self.differentiated, grads, strict=True) if grad is not None)
         if given not in self._absent:
-            partly = joint_graph(self.graph, self._wrt, given)
+            partly = joint_graph(self.graph, self._wrt, given, captured=self._captured)
             self._absent[given] = [grad is None for grad in partly.graph.outputs[partly.count :]]
         return [None if absent else grad for grad, absent in zip(found, self._absent[given], strict=True)]
 
@@ -225,7 +228,10 @@ class Trainable:
         graph.body.set_yields(graph.outputs[joint.count :])
         requires = (*self.requires, *given, *(False for _ in given if joint.tells))
         try:
-            return Trainable(graph, requires, self.options, self._code, is_backward=True)
+            own = self._captured
+            if own is None:
+                own = frozenset(result.name for node in self.graph.walk() for result in node.results)
+            return Trainable(graph, requires, self.options, self._code, captured=own)
         except SmeltError:
             return None
 
