@@ -111,10 +111,17 @@ class GuardSet(Guarded):
         scope = {**self.arguments.scope, "failed": self.first_failed}
         lines = [line for kind in PYTHON_ORDER for line in kind.lines(self, scope)]
         self.source = _FRAME.format(body="".join(f"        {line}\n" for line in lines))
-        exec(compile(self.source, "<smelt guards>", "exec"), scope)
-        self.check: Callable[[tuple[Any, ...], Mapping[str, Any]], int | None] = scope["check"]
-        for made in ("guards", "_owners"):
+        self._text_and_scope = self.source, scope  # at once, for threads that look meanwhile
+        for made in ("guards", "_owners", "check"):
             self.__dict__.pop(made, None)  # listed anew when next asked for
+
+    @cached_property
+    def check(self) -> Callable[[tuple[Any, ...], Mapping[str, Any]], int | None]:
+        """None for a call whose guards hold, else the index of the first that does not; made when first needed."""
+        source, scope = self._text_and_scope
+        exec(compile(source, "<smelt guards>", "exec"), scope)
+        made: Callable[[tuple[Any, ...], Mapping[str, Any]], int | None] = scope["check"]
+        return made
 
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
