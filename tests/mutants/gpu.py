@@ -145,4 +145,12 @@ GPU = (
         "on another device numbers differ from eager's without a word",
         (f"{_RANDOM}::test_another_device_would_draw_other_numbers",),
     ),
+    Mutant(
+        "gpu attention: addresses of one query",
+        "codegen/triton/attention.py",
+        '            terms.append(f"tl.zeros_like({row} + {column})")\n',
+        "            pass\n",
+        "a token of a language model has no kernel",
+        (f"{_ATTENTION}::test_one_query_one_key_one_column",),
+    ),
 )
