@@ -202,6 +202,31 @@ def test_a_node_without_a_kernel_is_refused_and_named() -> None:
     assert caught.value.code == "S0303" and "test_driver.py" in str(caught.value)
 
 
+class Block(nn.Module):
+    """Attention and a gated product with what surrounds them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.up, self.gate = nn.Linear(32, 48, bias=False), nn.Linear(32, 48, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (2, 16)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        h = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        h = x + self.out(h)
+        return nn.functional.silu(self.gate(h)) * self.up(h)
+
+
+def test_products_and_attention_are_one_launch() -> None:
+    x = torch.randn(2, 20, 32, generator=torch.Generator().manual_seed(0))
+    gpu = Gpu(Block().eval().requires_grad_(False), x)
+    assert [one.kernel.form for one in gpu.program.kernels].count("dot") == 3
+    same(gpu, x)
+    before = len(gpu.driver.calls)
+    same(gpu, x + 1.0)
+    assert set(gpu.driver.calls[before:-1]) == {"set_kernel"} and gpu.driver.calls[-1] == "launch"
+
+
 # --- order
 
 
