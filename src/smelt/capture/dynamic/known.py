@@ -9,7 +9,7 @@ Invariant: a value stands for a tensor that nothing wrote to.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,13 +20,16 @@ from smelt.capture.dynamic.values import is_sized, number_of
 from smelt.capture.recording.opinfo import OpInfo
 from smelt.capture.recording.recorder import Slot
 
+if TYPE_CHECKING:
+    from smelt.capture.recording.recorder import Recorder
+
 _MOST_ELEMENTS = 1 << 16
 
 
 class KnownValues:
     """The values of one run, by slot."""
 
-    def __init__(self, recorder: Any) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.values: dict[Slot, torch.Tensor] = {}
 

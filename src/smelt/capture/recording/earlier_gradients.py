@@ -8,12 +8,15 @@ then is a tensor of the same kind whose memory nobody has touched, for nothing r
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from smelt._torch.seen.dispatch import suspended
 from smelt._torch.seen.leaves import gradient, unseen_layout
+
+if TYPE_CHECKING:
+    from smelt.capture.recording.recorder import Recorder
 
 
 class Earlier:
@@ -48,7 +51,7 @@ class Earlier:
         return found
 
 
-def let_go(recorder: Any) -> None:
+def let_go(recorder: Recorder) -> None:
     """Have a recorder drop the gradients that tensors had before its run, where they have others now, or none.
 
     Those that somebody else holds stay, and those that the program has read, which are state.
@@ -68,7 +71,7 @@ def let_go(recorder: Any) -> None:
         del held
 
 
-def let_go_of(recorder: Any) -> frozenset[int]:
+def let_go_of(recorder: Recorder) -> frozenset[int]:
     """Ids of the tensors whose gradients a run has let go of by now; none where it still has one of those it found."""
     entries = recorder.roots.entries.values()
     owners = [e.owner for e in entries if e.key == "grad" and isinstance(e.owner, torch.Tensor)]

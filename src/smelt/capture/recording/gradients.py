@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import Signature, signature
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,6 +27,9 @@ from smelt.capture.recording.earlier_gradients import let_go
 from smelt.capture.recording.opinfo import OpInfo, op_info
 from smelt.diag.idle_memory import give_back_freed_memory
 from smelt.ops.torch_gradients import GRADIENT
+
+if TYPE_CHECKING:
+    from smelt.capture.recording.recorder import Recorder
 
 INFO = OpInfo(GRADIENT, "gradient", True, 1, False, True, False, (), None, -1, False, None)
 BACKWARD, GRAD = signature(torch.autograd.backward), signature(torch.autograd.grad)
@@ -105,7 +108,7 @@ def _watched(call: Callable[[], Any]) -> tuple[Any, str]:
     return found, foreign.name
 
 
-def record_backward(recorder: Any, original: Callable[..., None], args: Any, kwargs: Any) -> None:
+def record_backward(recorder: Recorder, original: Callable[..., None], args: Any, kwargs: Any) -> None:
     """`torch.autograd.backward` in a recorded run. Raises: what it raises."""
     named = bound(BACKWARD, args, kwargs)
     roots = listed(named["tensors"])
@@ -137,7 +140,7 @@ def record_backward(recorder: Any, original: Callable[..., None], args: Any, kwa
                 recorder.note(op_info(_ADD), (old, new), {}, now)
 
 
-def record_grad(recorder: Any, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def record_grad(recorder: Recorder, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """`torch.autograd.grad` in a recorded run. Raises: what it raises."""
     named = bound(GRAD, args, kwargs)
     roots, inputs = listed(named["outputs"]), listed(named["inputs"])
@@ -158,14 +161,14 @@ _FIX = "take the gradient outside the captured program"
 
 
 def _note(
-    recorder: Any, roots: Sequence[torch.Tensor], grads: Sequence[Any] | None, wrt: Sequence[torch.Tensor],
+    recorder: Recorder, roots: Sequence[torch.Tensor], grads: Sequence[Any] | None, wrt: Sequence[torch.Tensor],
     made: Sequence[torch.Tensor], create: bool,
 ) -> None:  # fmt: skip
     first = [None] * len(roots) if grads is None else list(grads)
     recorder.note(INFO, (list(roots), first, list(wrt)), {"create_graph": True} if create else {}, list(made))
 
 
-def _begins_outside(recorder: Any, nodes: Iterable[Any]) -> bool:
+def _begins_outside(recorder: Recorder, nodes: Iterable[Any]) -> bool:
     """Whether going back leads out of the program, by a tensor that came in with a history: the recorder's error."""
     passed = set(map(id, nodes))
     tensors = [slot.ref() for slot in recorder.inputs] + [entry.tensor for entry in recorder.roots.entries.values()]
@@ -176,7 +179,9 @@ def _begins_outside(recorder: Any, nodes: Iterable[Any]) -> bool:
     return True
 
 
-def _is_recordable(recorder: Any, foreign: str, tensors: Iterable[torch.Tensor], grads: Iterable[torch.Tensor]) -> bool:
+def _is_recordable(
+    recorder: Recorder, foreign: str, tensors: Iterable[torch.Tensor], grads: Iterable[torch.Tensor]
+) -> bool:
     """Whether a graph can say what autograd has done; else that is the recorder's error."""
     what, why = "", _WHY
     hooked = foreign or ("a hook" if any(map(has_hooks, tensors)) else "")
@@ -196,7 +201,7 @@ def _is_recordable(recorder: Any, foreign: str, tensors: Iterable[torch.Tensor],
     return not what
 
 
-def flag_set(recorder: Any, tensor: torch.Tensor, value: bool) -> None:
+def flag_set(recorder: Recorder, tensor: torch.Tensor, value: bool) -> None:
     """A tensor requires gradients from now on, or none any more.
 
     What the program computed from it before has no gradient by it: what it is from now on is another value.
@@ -244,7 +249,7 @@ def _like(leaf: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(leaf, memory_format=torch.preserve_format)
 
 
-def check_gradients_left(recorder: Any, heap: Any) -> None:
+def check_gradients_left(recorder: Recorder, heap: Any) -> None:
     """Have it be the recorder's error where a run leaves gradients that no call can leave.
 
     heap: the places where a call does.
@@ -264,11 +269,15 @@ def check_gradients_left(recorder: Any, heap: Any) -> None:
         recorder.fail("a gradient is read and replaced by another tensor, or by none", why, _FIX, "S0104")
 
 
-def begins_bare(recorder: Any, heap: Any) -> bool:
+def begins_bare(recorder: Recorder, heap: Any) -> bool:
     """Whether a run let go of all gradients that it replaces before its first operator.
 
     heap: the places where it put others.
     """
     bare = recorder.bare
     outers = [] if heap is None else [outer for outer in heap.outer if outer.place.key is GRAD_SLOT]
-    return bool(bare) and all(outer.before is None or id(outer.place.space) in bare for outer in outers)
+    return (
+        bare is not None
+        and bool(bare)
+        and all(outer.before is None or id(outer.place.space) in bare for outer in outers)
+    )

@@ -13,18 +13,21 @@ Invariant: a graph has plain zeros in their places, and none of these comes out 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from smelt._torch.storage import is_zero, nbytes_spanned
 from smelt.capture.recording.opinfo import OpInfo, op_info
 
+if TYPE_CHECKING:
+    from smelt.capture.recording.recorder import Recorder
+
 MAKER = "_efficientzerotensor"
 _SIGNS = {"add": 1, "sub": -1}  # what has an answer of its own for them, and the second operand's sign
 
 
-def note_zeros(recorder: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+def note_zeros(recorder: Recorder, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
     """Note a call that gives, or takes, such zeros, as what it comes to; whether it was one that needs that."""
     results = result if isinstance(result, (list, tuple)) else (result,)
     tensors = [one for one in results if isinstance(one, torch.Tensor)]
@@ -50,14 +53,14 @@ def note_zeros(recorder: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[
     return True
 
 
-def _apply(recorder: Any, overload: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _apply(recorder: Recorder, overload: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
     with torch.no_grad():
         result: torch.Tensor = overload(*args, **kwargs)
     recorder.note(op_info(overload), args, kwargs, result)
     return result
 
 
-def _note_plain(recorder: Any, tensor: torch.Tensor) -> None:
+def _note_plain(recorder: Recorder, tensor: torch.Tensor) -> None:
     aten = torch.ops.aten
     kind = {"dtype": tensor.dtype, "device": tensor.device}
     if tensor.is_contiguous():
@@ -69,7 +72,7 @@ def _note_plain(recorder: Any, tensor: torch.Tensor) -> None:
     recorder.stands_for(tensor, made)
 
 
-def _note_copy(recorder: Any, operand: torch.Tensor, factor: Any, result: torch.Tensor) -> None:
+def _note_copy(recorder: Recorder, operand: torch.Tensor, factor: Any, result: torch.Tensor) -> None:
     aten = torch.ops.aten
     spread = _apply(recorder, aten.expand.default, operand, list(result.shape))
     made = _apply(recorder, aten._to_copy.default, spread, dtype=result.dtype)

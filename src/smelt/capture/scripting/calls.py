@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -42,6 +42,9 @@ from smelt.capture.staging.texts import holds_staged
 from smelt.capture.staging.texts import own_text as staged_own_text
 from smelt.ir import ANY, INT, DictType, DType, ListType, TensorType, TupleType
 from smelt.ops.python import in_python
+
+if TYPE_CHECKING:
+    from smelt.capture.scripting.runtime import ScriptRuntime
 
 _TORCH = f"{Path(torch.__file__).parent.resolve()}/"
 _SMELT = f"{Path(__file__).resolve().parents[2]}/"
@@ -106,7 +109,9 @@ def is_converted(filename: str) -> bool:
     return not filename.startswith(_STDLIB) or "/site-packages/" in filename
 
 
-def call(session: ScriptSession, runtime: Any, at: int, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call(
+    session: ScriptSession, runtime: ScriptRuntime, at: int, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """`fn(*args, **kwargs)`."""
     if any(isinstance(a, Spread) for a in args):
         args = _spread(session, fn, args)
@@ -236,7 +241,7 @@ def _scoped(session: ScriptSession, module: torch.nn.Module, run: Callable[[], A
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def _module(session: ScriptSession, runtime: Any, at: int, module: Any, args: Any, kwargs: Any) -> Any:
+def _module(session: ScriptSession, runtime: ScriptRuntime, at: int, module: Any, args: Any, kwargs: Any) -> Any:
     target = getattr(type(module), "smelt_target", None)
     source = vars(module).get("_source") if type(module).__module__.startswith("smelt.") else None
     if source is not None:
@@ -259,7 +264,7 @@ def _module(session: ScriptSession, runtime: Any, at: int, module: Any, args: An
     return _scoped(session, module, lambda: call(session, runtime, at, forward, args, kwargs))
 
 
-def _instance(session: ScriptSession, runtime: Any, at: int, cls: Any, args: Any, kwargs: Any) -> Any:
+def _instance(session: ScriptSession, runtime: ScriptRuntime, at: int, cls: Any, args: Any, kwargs: Any) -> Any:
     init = cls.__init__
     is_error = issubclass(cls, BaseException) and not isinstance(cls.__new__, FunctionType)
     plain = type(cls).__call__ is type.__call__ and (cls.__new__ is object.__new__ or is_error)
@@ -295,7 +300,9 @@ def is_torch(fn: Any) -> bool:
     return isinstance(fn, BuiltinFunctionType) and (module.startswith("torch") or "VariableFunctions" in str(named))
 
 
-def torch_call(session: ScriptSession, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def torch_call(
+    session: ScriptSession, runtime: ScriptRuntime, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """A call of torch's, with marks for what a run knows."""
     args = tuple(_narrowed(session, a) for a in args)
     kwargs = {name: _narrowed(session, value) for name, value in kwargs.items()}
@@ -426,7 +433,7 @@ def _handler(fn: Any) -> Any:
         return None
 
 
-def _len(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _len(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     (value,) = args
     if isinstance(value, ShapeObject):
         return session.rank(value.of) if value.of is not None else session.emit("py.len", value)
@@ -439,7 +446,7 @@ def _len(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     return _function(session, own, (value,), {}) if isinstance(own, FunctionType) else NotImplemented
 
 
-def _getattr(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _getattr(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     try:
         return runtime.getattr_(0, args[0], args[1])
     except AttributeError:
@@ -448,11 +455,11 @@ def _getattr(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
         return args[2]
 
 
-def _setattr(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _setattr(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     return runtime.setattr_(0, *args)
 
 
-def _isinstance(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _isinstance(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     value, classes = args
     of_class = class_of(value)
     if of_class is not None:
@@ -471,7 +478,7 @@ def _isinstance(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     return NotImplemented
 
 
-def _is_of_kinds(session: Any, runtime: Any, value: torch.Tensor, kinds: Any) -> Any:
+def _is_of_kinds(session: ScriptSession, runtime: ScriptRuntime, value: torch.Tensor, kinds: Any) -> Any:
     """Whether a tensor whose element type a run knows is an instance of one of several classes."""
     tests = [
         (lambda k=k: session.emit("py.eq", session.attribute(value, "dtype"), k.dtype)) if is_legacy(k)
@@ -481,24 +488,24 @@ def _is_of_kinds(session: Any, runtime: Any, value: torch.Tensor, kinds: Any) ->
     return runtime.or_(0, *tests)
 
 
-def _is_open(session: Any, items: Any) -> bool:
+def _is_open(session: ScriptSession, items: Any) -> bool:
     """Whether only a run knows how many items there are."""
     return not isinstance(items, (list, tuple, dict, str)) and sequence_of(session, items) is not None
 
 
-def _in_python(session: Any, function: Any, *args: Any) -> Any:
+def _in_python(session: ScriptSession, function: Any, *args: Any) -> Any:
     """A builtin as a function of the program's."""
     return _function(session, function, args, {})
 
 
-def list_of(session: Any, items: Any) -> Any:
+def list_of(session: ScriptSession, items: Any) -> Any:
     """The items as a list of the graph."""
     if isinstance(items, StagedObject) and isinstance(slot_of(items).type, ListType):
         return items
     return _in_python(session, in_python.listed, items)
 
 
-def _map(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _map(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     fn, *rest = args
     if any(_is_open(session, r) for r in rest):
         if len(rest) == 1:
@@ -508,7 +515,7 @@ def _map(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     return map(lambda *items: runtime.call(0, fn, items, {}), *rest)
 
 
-def _filter(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _filter(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     fn, items = args
     if _is_open(session, items):
         return _in_python(session, in_python.filtered, fn, items)
@@ -516,7 +523,7 @@ def _filter(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     return filter(keeps, items)
 
 
-def _hasattr(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _hasattr(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     value, name = args
     if is_staged(value):
         kind = slot_of(value).type
@@ -538,7 +545,7 @@ def _hasattr(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
 _OF_SOME = ("imag", "H", "mH", "mT")
 
 
-def _range(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _range(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     for value in args:
         if isinstance(value, torch.Tensor):
             session.assume(value, INT)
@@ -546,7 +553,7 @@ def _range(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _tuple_or_list(kind: type) -> Any:
-    def make(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    def make(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
         if len(args) == 1 and isinstance(args[0], ShapeObject):
             return session.emit("py.slice", args[0]) if kind is list else PlainShape(slot_of(args[0]), args[0].of)
         if len(args) == 1 and isinstance(args[0], StagedSequence) and not isinstance(args[0], StagedRange):
@@ -561,7 +568,7 @@ def _tuple_or_list(kind: type) -> Any:
     return make
 
 
-def _sorted(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _sorted(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     if not args or kwargs.get("key") is None or not _is_open(session, args[0]):
         return NotImplemented
     items = list_of(session, args[0])
@@ -572,7 +579,7 @@ def _sorted(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
 def _best(fn: Any) -> Any:
     """`min` and `max` of a list with a key, or with a default."""
 
-    def best(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    def best(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
         if len(args) != 1 or not _is_open(session, args[0]):
             return NotImplemented
         items = list_of(session, args[0])
@@ -590,7 +597,7 @@ def _best(fn: Any) -> Any:
 def _over(function: Any) -> Any:
     """A builtin of one iterable."""
 
-    def run(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    def run(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
         if len(args) != 1 or kwargs or isinstance(args[0], StagedObject) or not _is_open(session, args[0]):
             return NotImplemented
         return _in_python(session, function, args[0])
@@ -598,7 +605,7 @@ def _over(function: Any) -> Any:
     return run
 
 
-def _dict_of(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _dict_of(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     if len(args) != 1 or kwargs or not _is_open(session, args[0]):
         return NotImplemented
     if isinstance(args[0], StagedObject) and isinstance(slot_of(args[0]).type, DictType):
@@ -606,25 +613,25 @@ def _dict_of(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     return _in_python(session, in_python.as_dict, args[0])
 
 
-def _dict_from_keys(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _dict_from_keys(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     if kwargs or not args or not _is_open(session, args[0]):
         return NotImplemented
     return _in_python(session, in_python.from_keys, *args)
 
 
-def _set(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _set(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     if len(args) == 1 and _is_open(session, args[0]):
         session.cannot("a set is made of dynamic values", MEMBERS)
     return NotImplemented
 
 
-def _sum(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _sum(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     if not args or isinstance(args[0], StagedObject) or not _is_open(session, args[0]):
         return NotImplemented
     return runtime.call(0, sum, (list_of(session, args[0]), *args[1:]), kwargs)
 
 
-def _reversed(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _reversed(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     (items,) = args
     if not _is_open(session, items):
         return NotImplemented
@@ -633,7 +640,7 @@ def _reversed(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     return session.emit("py.call", "builtins.reversed", list_of(session, items))
 
 
-def _reduce(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _reduce(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     fn, items, *start = args
     if not _is_open(session, items):
         return NotImplemented
@@ -647,13 +654,13 @@ def _reduce(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     return _in_python(session, in_python.reduced, fn, items, start[0])
 
 
-def _accumulate(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _accumulate(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     if kwargs or not _is_open(session, args[0]):
         return NotImplemented
     return _in_python(session, in_python.running, list_of(session, args[0]), *(args[1:] or (operator.add,)))
 
 
-def _chain(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _chain(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     if not any(_is_open(session, a) for a in args):
         return NotImplemented
     whole = session.listed(args[0])
@@ -662,13 +669,13 @@ def _chain(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     return whole
 
 
-def _product(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _product(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     if len(args) != 2 or kwargs or not any(_is_open(session, a) for a in args):
         return NotImplemented
     return _in_python(session, in_python.pairs_of, args[0], list_of(session, args[1]))
 
 
-def _zip(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _zip(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     if not kwargs or not any(_is_open(session, a) for a in args):
         return NotImplemented
     if not kwargs.get("strict"):
@@ -687,18 +694,18 @@ def _zip(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     return runtime.call(0, zip, args, {})
 
 
-def _is_scripting(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _is_scripting(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     return False
 
 
-def _annotate(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _annotate(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     return args[1]
 
 
 class _Limits:
     """`torch.finfo(x.dtype)` of an element type that a run knows."""
 
-    def __init__(self, session: Any, dtype: Any, kind: Any) -> None:
+    def __init__(self, session: ScriptSession, dtype: Any, kind: Any) -> None:
         self._session, self._dtype, self._kind = session, dtype, kind
 
     def __getattr__(self, name: str) -> Any:
@@ -707,24 +714,24 @@ class _Limits:
 
 
 def _limits(kind: Any) -> Any:
-    def make(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    def make(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
         given = args[0] if args else kwargs.get("type")
         return _Limits(session, given, kind) if is_staged(given) else NotImplemented
 
     return make
 
 
-def _pow(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _pow(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     if len(args) == 3 and any(map(is_staged, args)):
         return session.emit("py.call", "builtins.pow", *args)
     return NotImplemented
 
 
-def _has_torch_function(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _has_torch_function(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     return False
 
 
-def _size(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _size(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     """`torch.Size(sizes)`, of sizes that only a run knows."""
     if len(args) == 1 and isinstance(args[0], ShapeObject) and type(args[0]) is not PlainShape:
         return args[0]
@@ -750,13 +757,13 @@ _TEXTS_OF_ERRORS: dict[Any, Any] = {
 }
 
 
-def text_of(session: Any, value: Any) -> Any:
+def text_of(session: ScriptSession, value: Any) -> Any:
     """`str(value)`, where what makes the text may be the program's own."""
     own = own_text(value, "str")
     return str(value) if own is None else _function(session, own, (value,), {})
 
 
-def shape_text(session: Any, value: Any) -> Any:
+def shape_text(session: ScriptSession, value: Any) -> Any:
     """The text of sizes of an unknown rank, made of texts alone; None for anything else."""
     if not isinstance(value, ShapeObject) or isinstance(value, PlainShape):
         return None
@@ -764,7 +771,7 @@ def shape_text(session: Any, value: Any) -> Any:
 
 
 def _str_of(kind: Any) -> Any:
-    def make(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    def make(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
         if len(args) == 1 and isinstance(args[0], ShapeObject):
             text = shape_text(session, args[0])
             return session.emit("py.str", session.as_in_program(args[0])) if text is None else text
@@ -797,7 +804,7 @@ _CHANGES = frozenset((
 ))  # fmt: skip
 
 
-def _staged_method(session: Any, fn: Any, args: Any, kwargs: Any) -> Any:
+def _staged_method(session: ScriptSession, fn: Any, args: Any, kwargs: Any) -> Any:
     """A method of a plain string or list with staged arguments."""
     owner, name = getattr(fn, "__self__", None), getattr(fn, "__name__", "")
     if isinstance(owner, str) and (any(map(holds_staged, args)) or any(map(holds_staged, kwargs.values()))):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smelt._torch.checks import CHECKS, UNTOLD, check_with
 from smelt.capture.staging.fakes.symbols import StagedBool
 
+if TYPE_CHECKING:
+    from smelt.capture.scripting.runtime import ScriptRuntime
+    from smelt.capture.scripting.session import ScriptSession
+
 
 def _check(raised: type[Exception]) -> Callable[..., Any]:
-    def check(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    def check(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
         given = {**dict(zip(("cond", "message"), args, strict=False)), **kwargs}
         test, message = given.get("cond"), given.get("message")
         if not isinstance(test, StagedBool):
@@ -25,7 +29,7 @@ def _check(raised: type[Exception]) -> Callable[..., Any]:
     return check
 
 
-def _check_with(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+def _check_with(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
     return _check(args[0])(session, runtime, args[1:], kwargs) if args else NotImplemented
 
 

@@ -14,13 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smelt.capture.recording.recorder import Slot
 from smelt.capture.staging.flow.branches import apply, arm
 from smelt.capture.staging.flow.stops import Again, CannotMerge, CannotStage, Exhausted
 from smelt.capture.staging.records import Structured
 from smelt.capture.staging.session import Outcome
+
+if TYPE_CHECKING:
+    from smelt.capture.scripting.session import ScriptSession
 
 
 class Call(NamedTuple):
@@ -31,7 +34,7 @@ class Call(NamedTuple):
     is_joined: bool
 
 
-def want_joined(session: Any) -> None:
+def want_joined(session: ScriptSession) -> None:
     """A question is asked whose answers go on by themselves: the calls that it is asked in should join them again.
 
     Raises: Again where that is new.
@@ -43,7 +46,7 @@ def want_joined(session: Any) -> None:
         raise Again(join=frozenset(c.key for c in session.calls[1:] if c.key not in session.unjoined))
 
 
-def joined(session: Any, fn: FunctionType, arguments: Any, run: Callable[[], Any]) -> Any:
+def joined(session: ScriptSession, fn: FunctionType, arguments: Any, run: Callable[[], Any]) -> Any:
     """What a call gives. arguments: all that it is given."""
     key = fn.__code__, fn.__qualname__
     if key in session.joined and key not in session.unjoined and session.calls:
@@ -57,7 +60,7 @@ def joined(session: Any, fn: FunctionType, arguments: Any, run: Callable[[], Any
         session.calls.pop()
 
 
-def _as_region(session: Any, key: object, arguments: Any, run: Callable[[], Any]) -> tuple[Any] | None:
+def _as_region(session: ScriptSession, key: object, arguments: Any, run: Callable[[], Any]) -> tuple[Any] | None:
     """The call's value, in a tuple; None where its ways cannot be one, and nothing was done."""
     held: list[Any] = [None]
 
@@ -100,12 +103,12 @@ def _as_region(session: Any, key: object, arguments: Any, run: Callable[[], Any]
     return (held[0],)
 
 
-def _never(session: Any, key: object) -> None:
+def _never(session: ScriptSession, key: object) -> None:
     session.unjoined.add(key)
     session.learnt = True
 
 
-def _traced(session: Any, run: Callable[[], Outcome], key: object) -> tuple[list[Any], Outcome]:
+def _traced(session: ScriptSession, run: Callable[[], Outcome], key: object) -> tuple[list[Any], Outcome]:
     """The call's region; run again, and no more than it, where calls inside turn out to be ones to join."""
     while True:
         try:
@@ -121,7 +124,7 @@ def _traced(session: Any, run: Callable[[], Outcome], key: object) -> tuple[list
             return found
 
 
-def _inline(session: Any, records: list[Any]) -> None:
+def _inline(session: ScriptSession, records: list[Any]) -> None:
     """Have the region's records be the program's own, and what they made known from here on."""
     session.recorder.records.extend(records)
     for record in records:

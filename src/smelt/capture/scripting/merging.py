@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,6 +31,9 @@ from smelt.ir import (
     type_of_arg,
 )
 
+if TYPE_CHECKING:
+    from smelt.capture.scripting.session import ScriptSession
+
 _NUMBERS = (BOOL, INT, FLOAT)
 _PLAIN = (bool, int, float, complex, str)
 
@@ -54,7 +57,9 @@ def join_open(a: Type, b: Type) -> Type:
 class ScriptMerger(Merger):
     """The merging of two outcomes; who they were is remembered, for `is`."""
 
-    def __init__(self, session: Any, *args: Any) -> None:
+    session: ScriptSession
+
+    def __init__(self, session: ScriptSession, *args: Any) -> None:
         super().__init__(session, *args)
         self.condition = session.condition
         # Results that are None or something else, each with whether both ways have come to a `return`.
@@ -213,7 +218,7 @@ def _is_plain_tuple(value: Any) -> bool:
     return type(value) is tuple and all(map(_is_simple, value))
 
 
-def value_type(session: Any, value: Any) -> Type:
+def value_type(session: ScriptSession, value: Any) -> Type:
     """The type of a tensor, a staged value, a number or a tuple of these."""
     if type(value) is tuple:
         return _tuple_type(session, value)
@@ -223,7 +228,7 @@ def value_type(session: Any, value: Any) -> Type:
     return slot_of(value).type if is_staged(value) else type_of_arg(value)
 
 
-def _tuple_type(session: Any, value: tuple[Any, ...]) -> TupleType:
+def _tuple_type(session: ScriptSession, value: tuple[Any, ...]) -> TupleType:
     return TupleType(tuple(value_type(session, item) for item in value))
 
 

@@ -9,7 +9,7 @@ Invariant: an operator computes only where everything it is given is known to Py
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -45,6 +45,9 @@ from smelt.ir import (
 from smelt.ops.convert import from_torch, type_of
 from smelt.ops.meta import COPYING
 from smelt.ops.registry import tags_of
+
+if TYPE_CHECKING:
+    from smelt.capture.scripting.session import ScriptSession
 
 _SCALARS: dict[str, Type] = {
     "int": INT, "SymInt": INT, "float": FLOAT, "bool": BOOL, "SymBool": BOOL, "complex": COMPLEX, "str": STR,
@@ -139,7 +142,9 @@ class Marks:
 class ScriptRecorder(ShadowRecorder):
     """Records one scripted run."""
 
-    def __init__(self, roots: Any, scope: Any, session: Any) -> None:
+    session: ScriptSession
+
+    def __init__(self, roots: Any, scope: Any, session: ScriptSession) -> None:
         super().__init__(roots, scope, session)
         self.marks = Marks()
         self.listed: dict[int, ScalarSlot] = {}

@@ -7,7 +7,7 @@ snapshot saw) is an error, never another value.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,11 +22,14 @@ from smelt.capture.staging.records import RegionRecords, Structured
 from smelt.diag import CaptureError
 from smelt.ir import INT, Graph, Type, Value
 
+if TYPE_CHECKING:
+    from smelt.capture.staging.fakes.fake_tensors import ShadowRecorder
+
 
 class StagedBuilder(GraphBuilder):
     """Builds the graph of a staged run."""
 
-    def __init__(self, name: str, recorder: Any, caller: Modes, symbols: Symbols | None = None) -> None:
+    def __init__(self, name: str, recorder: ShadowRecorder, caller: Modes, symbols: Symbols | None = None) -> None:
         super().__init__(name, recorder, caller)
         self.symbols = symbols
         self.numbers: dict[Any, Any] = {}

@@ -11,13 +11,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from itertools import islice
 from types import BuiltinMethodType, FunctionType, MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from smelt._torch.library.packed_sequences import pad_packed
 from smelt._torch.library.schemas import find_overload
 from smelt._torch.seen.dispatch import unseen
+from smelt.capture.convert.runtime import Runtime, current
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import called, computed, is_sized, number_of
 from smelt.capture.staging.draws import drawn
@@ -43,6 +44,9 @@ from smelt.ir import BOOL, FLOAT, INT, DictType, ListType, TensorType, TupleType
 from smelt.ops.python.python_calls import is_callable_by_name
 from smelt.ops.python.python_draws import draw_name
 
+if TYPE_CHECKING:
+    from smelt.capture.staging.session import Session
+
 _WARN = warnings.warn  # staged runs have another one there
 # What can be gone over without a change to it that others would see, or that Python itself would go over just so.
 _KNOWN: tuple[type, ...] = (list, tuple, range, zip, enumerate, type({}.keys()), type({}.values()), type({}.items()))
@@ -61,7 +65,7 @@ _ASKING = ("equal", "allclose", "is_nonzero")
 _OF_ITEMS = frozenset(map(id, (torch.tensor, torch.as_tensor, torch.scalar_tensor)))
 
 
-def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call(session: Session, runtime: Runtime, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`fn(*args, **kwargs)`, where what depends on data becomes an operator of the graph."""
     if type(fn) is BuiltinMethodType and _is_operator(session, fn, args, kwargs):
         return fn(*args, **kwargs)
@@ -154,7 +158,7 @@ def asks(fn: Any) -> bool:
     return getattr(fn, "__name__", "") in _ASKING and not isinstance(fn, (FunctionType, MethodType, type))
 
 
-def called_here(session: Any, fn: Any) -> Any:
+def called_here(session: Session, fn: Any) -> Any:
     """What is called in the place of a function that the converted program calls by itself."""
     return functools.partial(record_warning, session) if fn is _WARN else fn
 
@@ -163,11 +167,11 @@ def _is_open_range(value: Any) -> bool:
     return isinstance(value, StagedRange) and value.known_length() is None
 
 
-def _number(session: Any, value: Any) -> Any:
+def _number(session: Session, value: Any) -> Any:
     return session.item(value) if isinstance(value, torch.Tensor) and is_data(session, value) else value
 
 
-def _for_torch(session: Any, value: Any, fn: Any) -> Any:
+def _for_torch(session: Session, value: Any, fn: Any) -> Any:
     """A staged list of tensors as an argument of torch's: a list of one tensor that stands for all."""
     if not isinstance(value, StagedObject):
         return value
@@ -182,7 +186,7 @@ def _for_torch(session: Any, value: Any, fn: Any) -> Any:
     return value
 
 
-def _tensor(session: Any, data: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+def _tensor(session: Session, data: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
     if isinstance(data, (list, tuple)):
         parts = [_tensor(session, item, dtype, device) for item in data]
         kinds = {part.dtype for part in parts}
@@ -211,7 +215,7 @@ _OF_NUMBERS: dict[Any, tuple[str, torch.dtype]] = {
 }  # fmt: skip
 
 
-def _tensor_of_numbers(session: Any, data: StagedObject, dtype: Any) -> torch.Tensor:
+def _tensor_of_numbers(session: Session, data: StagedObject, dtype: Any) -> torch.Tensor:
     """`torch.tensor(numbers)` of a list that data made long. Of no numbers it is of the default element type: where
     that is another one, the graph raises for none, and the original runs. Raises: CannotStage.
     """
@@ -231,7 +235,7 @@ def _tensor_of_numbers(session: Any, data: StagedObject, dtype: Any) -> torch.Te
 # --- builtins --------------------------------------------------------------------------------------------------------
 
 
-def record_print(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def record_print(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     file = kwargs.pop("file", None)
     kwargs = {k: v for k, v in kwargs.items() if v is not None}
     if (sys.stdout, sys.stderr) != session.streams or (file is not None and file not in session.streams):
@@ -245,11 +249,11 @@ def record_print(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict
     session.statement("py.print", *shown, **kwargs)
 
 
-def _warn(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _warn(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     record_warning(session, *args, **kwargs)
 
 
-def _len(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _len(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     (value,) = args
     if isinstance(value, StagedSequence):
         return value.length()
@@ -262,7 +266,7 @@ def _len(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _conversion(kind: type) -> Callable[..., Any]:
-    def convert(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def convert(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not args or kwargs or not any(is_data(session, a) for a in args):
             if len(args) == 1 and not kwargs and is_sized(args[0]) and kind in (int, float):
                 return computed(f"py.{kind.__name__}", args[0])
@@ -280,7 +284,7 @@ def _conversion(kind: type) -> Callable[..., Any]:
 
 
 def _texts(name: str) -> Callable[..., Any]:
-    def make(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def make(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if len(args) != 1 or kwargs:
             return (str if name == "str" else repr)(*args, **kwargs)
         return text_of(session, runtime, args[0], name)
@@ -288,7 +292,7 @@ def _texts(name: str) -> Callable[..., Any]:
     return make
 
 
-def _range(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _range(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not any(is_data(session, a) or is_sized(a) for a in args):
         return range(*args, **kwargs)
     bounds = [_number(session, a) for a in args]
@@ -298,7 +302,7 @@ def _range(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _extreme(fn: Any, op: str) -> Callable[..., Any]:
-    def extreme(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def extreme(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if len(args) == 1 and isinstance(args[0], StagedRange):
             args = (_HANDLERS[list](session, runtime, args, {}),)
         if len(args) == 1 and isinstance(args[0], StagedObject) and not kwargs:
@@ -312,7 +316,8 @@ def _extreme(fn: Any, op: str) -> Callable[..., Any]:
             return session.emit(f"py.{fn.__name__}", *values) if len(values) > 1 else values[0]
         best = values[0]
         for value in values[1:]:
-            best = runtime.ifexp(0, runtime.compare(0, value, (op, lambda b=best: b)), *_both(value, best))
+            chosen = _both(value, best)
+            best = runtime.ifexp(0, runtime.compare(0, value, (op, chosen[1])), *chosen)
         return best
 
     return extreme
@@ -322,14 +327,14 @@ def _both(a: Any, b: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
     return (lambda: a), (lambda: b)
 
 
-def _sum(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _sum(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if args and isinstance(args[0], StagedObject):
         return session.emit("py.sum", *args, **kwargs)
     return sum(*args, **kwargs)
 
 
 def _fold(fn: Any, stops_at: bool) -> Callable[..., Any]:
-    def fold(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def fold(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         (values,) = args
         if isinstance(values, StagedObject):
             return session.emit("py.call", f"builtins.{fn.__name__}", values)
@@ -341,7 +346,7 @@ def _fold(fn: Any, stops_at: bool) -> Callable[..., Any]:
     return fold
 
 
-def _isinstance(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _isinstance(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     value, classes = args
     if not is_staged(value):
         return isinstance(value, classes)
@@ -353,14 +358,14 @@ def _isinstance(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[
     return issubclass(kind, classes)
 
 
-def _type(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _type(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 1 or kwargs:
         return type(*args, **kwargs)
     return class_of(session, args[0])
 
 
 def _listing(kind: type) -> Callable[..., Any]:
-    def make(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def make(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         value = args[0] if args else ()
         if isinstance(value, Once):
             whole = value.take()
@@ -378,7 +383,7 @@ def _listing(kind: type) -> Callable[..., Any]:
     return make
 
 
-def _enumerate(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _enumerate(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     sequence = sequence_of(session, args[0])
     if sequence is None:
         return enumerate(*args, **kwargs)
@@ -386,7 +391,7 @@ def _enumerate(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[s
     return Zipped(session, [Count(start), sequence])
 
 
-def _reversed(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _reversed(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     (items,) = args
     if not isinstance(items, StagedObject) or not isinstance(slot_of(items).type, ListType):
         return reversed(items)
@@ -394,7 +399,7 @@ def _reversed(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[st
     return Once(session, sequence_of(session, backward), lambda: iter(backward))
 
 
-def _are_as_long(session: Any, sequences: Sequence[Any], given: Sequence[Any]) -> bool:
+def _are_as_long(session: Session, sequences: Sequence[Any], given: Sequence[Any]) -> bool:
     """Whether all that is gone over is of one length, whatever the data and sizes are."""
     if any(s is None and not isinstance(a, _SIZED) for s, a in zip(sequences, given, strict=True)):
         return False
@@ -402,7 +407,7 @@ def _are_as_long(session: Any, sequences: Sequence[Any], given: Sequence[Any]) -
     return all(type(n) is type(lengths[0]) and n == lengths[0] for n in lengths)
 
 
-def _zip(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _zip(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     sequences = [sequence_of(session, a) for a in args]
     if all(s is None for s in sequences):
         return zip(*args, **kwargs)  # noqa: B905
@@ -426,14 +431,14 @@ def _length(sequence: StagedSequence | None, given: Any) -> int | None:
     return len(given) if isinstance(given, _SIZED) else None
 
 
-def _taken(session: Any, given: Any, shortest: int | None, is_asked: bool) -> list[Any]:
+def _taken(session: Session, given: Any, shortest: int | None, is_asked: bool) -> list[Any]:
     """What `zip` takes of something that Python goes over: all, or as much as the shortest of the others is long."""
     if isinstance(given, _SIZED):
         return list(given)
     return all_of(session, given) if shortest is None else list(islice(given, shortest + is_asked))
 
 
-def all_of(session: Any, given: Any) -> list[Any]:
+def all_of(session: Session, given: Any) -> list[Any]:
     """All that an iterator gives. Raises: CannotStage for one that may have no end."""
     found = list(islice(given, _MOST_TAKEN + 1))
     if len(found) > _MOST_TAKEN:
@@ -442,7 +447,7 @@ def all_of(session: Any, given: Any) -> list[Any]:
     return found
 
 
-def _sorted(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _sorted(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     key, reverse = kwargs.get("key"), kwargs.get("reverse", False)
     items: Any = args[0] if args else None
     if len(args) == 1 and type(items) in _KNOWN and not kwargs.keys() - {"key", "reverse"}:
@@ -457,19 +462,19 @@ def _sorted(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str,
     return session.emit("py.call", "list.sorted_by", items, items, reverse)
 
 
-def _next(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _next(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if session.recorder.depth:
         session.cannot("an iterator is advanced on one path only")
     return next(*args, **kwargs)
 
 
-def _divmod(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _divmod(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if any(map(is_staged, args)):
         return tuple(unpacked(session, session.emit("py.call", "builtins.divmod", *args)))
     return divmod(args[0], args[1])
 
 
-def _pad_packed(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _pad_packed(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """To a number of steps that torch's own function takes as a plain number only."""
     if kwargs or not any(is_staged(arg) or is_sized(arg) for arg in args):
         return pad_packed(*args, **kwargs)
@@ -490,7 +495,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
 # --- methods ---------------------------------------------------------------------------------------------------------
 
 
-def unpacked(session: Any, value: StagedObject) -> Sequence[Any]:
+def unpacked(session: Session, value: StagedObject) -> Sequence[Any]:
     """The items of a traced tuple."""
     type_ = slot_of(value).type
     if not isinstance(type_, TupleType):
@@ -498,7 +503,7 @@ def unpacked(session: Any, value: StagedObject) -> Sequence[Any]:
     return [session.emit("py.getitem", value, i) for i in range(len(type_.elements))]
 
 
-def method(session: Any, value: StagedObject, name: str) -> Any:
+def method(session: Session, value: StagedObject, name: str) -> Any:
     """A bound method of a traced value."""
     type_ = slot_of(value).type
     kind = "list" if isinstance(type_, ListType) else "dict" if isinstance(type_, DictType) else str(type_)
@@ -521,11 +526,11 @@ def method(session: Any, value: StagedObject, name: str) -> Any:
     return bound
 
 
-def _append(session: Any, items: StagedObject, value: Any) -> None:
+def _append(session: Session, items: StagedObject, value: Any) -> None:
     items.slot = slot_of(session.emit("py.append", items, value))
 
 
-def extend(session: Any, items: StagedObject, more: Any) -> None:
+def extend(session: Session, items: StagedObject, more: Any) -> None:
     """`items.extend(more)`, and `items += more`, which takes whatever can be gone over, too."""
     if _is_open_range(more):
         more = more.listed()
@@ -537,35 +542,35 @@ def extend(session: Any, items: StagedObject, more: Any) -> None:
     items.slot = slot_of(session.emit("py.concat", items, more))
 
 
-def _pop(session: Any, items: StagedObject, index: Any = -1) -> Any:
+def _pop(session: Session, items: StagedObject, index: Any = -1) -> Any:
     rest, value = session.emit("py.pop", items, index)
     items.slot = slot_of(rest)
     return value
 
 
-def _insert(session: Any, items: StagedObject, index: Any, value: Any) -> None:
+def _insert(session: Session, items: StagedObject, index: Any, value: Any) -> None:
     items.slot = slot_of(session.emit("py.insert", items, index, value))
 
 
-def _reverse(session: Any, items: StagedObject) -> None:
+def _reverse(session: Session, items: StagedObject) -> None:
     items.slot = slot_of(session.emit("py.slice", items, None, None, -1))
 
 
-def _sort(session: Any, items: StagedObject, *, key: Any = None, reverse: bool = False) -> None:
+def _sort(session: Session, items: StagedObject, *, key: Any = None, reverse: bool = False) -> None:
     if key is not None:
         session.cannot("a list of dynamic length is sorted by a key")
-    items.slot = slot_of(_sorted(session, None, (items,), {"reverse": reverse}))
+    items.slot = slot_of(_sorted(session, current(), (items,), {"reverse": reverse}))
 
 
-def _remove(session: Any, items: StagedObject, value: Any) -> None:
+def _remove(session: Session, items: StagedObject, value: Any) -> None:
     items.slot = slot_of(session.emit("py.call", "list.remove", items, value))
 
 
-def _clear(session: Any, items: StagedObject) -> None:
+def _clear(session: Session, items: StagedObject) -> None:
     items.slot = slot_of(session.emit("py.slice", items, 0, 0))
 
 
-def _pop_key(session: Any, items: StagedObject, key: Any, *default: Any) -> Any:
+def _pop_key(session: Session, items: StagedObject, key: Any, *default: Any) -> Any:
     """`dict.pop`: with a default the key need not be there."""
     if default and not session.fork(slot_of(session.emit("py.in_", key, items))):
         return default[0]
@@ -574,13 +579,13 @@ def _pop_key(session: Any, items: StagedObject, key: Any, *default: Any) -> Any:
     return value
 
 
-def _set_default(session: Any, items: StagedObject, key: Any, value: Any = None) -> Any:
+def _set_default(session: Session, items: StagedObject, key: Any, value: Any = None) -> Any:
     if not session.fork(slot_of(session.emit("py.in_", key, items))):
         items.slot = slot_of(session.emit("py.setitem", items, key, value))
     return session.emit("py.getitem", items, key)
 
 
-def _update(session: Any, items: StagedObject, *more: Any, **named: Any) -> None:
+def _update(session: Session, items: StagedObject, *more: Any, **named: Any) -> None:
     for given in (*more, named):
         if not isinstance(given, dict):
             session.cannot("a dict is updated with a dynamic value")

@@ -12,7 +12,7 @@ import contextlib
 import random
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smelt._torch.seen.dispatch import is_live
 from smelt._torch.seen.record_patches import Patches
@@ -22,6 +22,9 @@ from smelt.capture.staging.fakes.symbols import is_staged, slot_of
 from smelt.capture.staging.flow.ranges import range_of_draw
 from smelt.ir import BOOL, FLOAT, INT
 from smelt.ops.python.python_draws import DRAWS, KEYWORDS, draw_name, gives_a_number
+
+if TYPE_CHECKING:
+    from smelt.capture.staging.session import Session
 
 _MOST_ITEMS = 1024
 _NUMBERS = (bool, int, float)
@@ -43,7 +46,7 @@ class Draw:
         return drawn(session, draw_name(self.__wrapped__), args, kwargs)
 
 
-def drawn(session: Any, name: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def drawn(session: Session, name: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a draw gives in the graph. name: one of `DRAWS`. Raises: CannotStage for what no graph draws."""
     kwargs = {key: value for key, value in kwargs.items() if value is not None or key != "size"}
     if name is None or not gives_a_number(name, args) or kwargs.keys() - KEYWORDS:

@@ -8,7 +8,7 @@ table of the session, for the tensors are the user's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +23,9 @@ from smelt.ir import STATE_OPS, Node, TensorType, Value
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.effects import alias_of, effects
 from smelt.ops.torch_gradients import GRADIENT
+
+if TYPE_CHECKING:
+    from smelt.capture.staging.session import Session
 
 _WHY = "the recorded run has not shown which tensors get a gradient here"
 _ONE_PATH = "autograd would give gradients on one path only"
@@ -45,13 +48,13 @@ class Gradients:
         held = self._held.get(id(tensor))
         return found() if held is None else held[1]
 
-    def put(self, session: Any, tensor: torch.Tensor, value: Any) -> None:
+    def put(self, session: Session, tensor: torch.Tensor, value: Any) -> None:
         """The program sets `tensor.grad`. Raises: CannotStage on one path only."""
         if not session.is_on_all_paths:
             session.cannot("`grad` of a tensor from outside is set on one path only")
         self._held[id(tensor)] = tensor, value
 
-    def check_left(self, session: Any) -> None:
+    def check_left(self, session: Session) -> None:
         """Raises: CannotStage where the run would leave another `.grad` than it found."""
         put = {id(place.space) for place in self._native.outer}
         for number, (tensor, value) in self._held.items():
@@ -61,7 +64,7 @@ class Gradients:
 
     # --- backward and grad
 
-    def backward(self, session: Any, args: Any, kwargs: Any) -> None:
+    def backward(self, session: Session, args: Any, kwargs: Any) -> None:
         """`torch.autograd.backward`. Raises: CannotStage."""
         named = bound(BACKWARD, args, kwargs)
         roots, create = listed(named["tensors"]), bool(named["create_graph"])
@@ -83,7 +86,7 @@ class Gradients:
                 else:
                     before.add_(new)
 
-    def grad(self, session: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, ...]:
+    def grad(self, session: Session, args: Any, kwargs: Any) -> tuple[torch.Tensor, ...]:
         """`torch.autograd.grad`. Raises: CannotStage."""
         named = bound(GRAD, args, kwargs)
         roots, inputs = listed(named["outputs"]), listed(named["inputs"])
@@ -93,7 +96,7 @@ class Gradients:
         made = self._note(session, _gradients(node), roots, named["grad_outputs"], inputs, bool(named["create_graph"]))
         return tuple(made)
 
-    def _recorded(self, session: Any, roots: Sequence[torch.Tensor]) -> Node:
+    def _recorded(self, session: Session, roots: Sequence[torch.Tensor]) -> Node:
         """The node that the recorded run has for this line. Raises: CannotStage where there is none, or several."""
         if not session.is_on_all_paths:
             session.asks_natively = True  # a graph of the recorded path may say it
@@ -107,7 +110,7 @@ class Gradients:
             session.cannot("gradients are computed in the program", _WHY)
         return found[0]
 
-    def _tensor(self, session: Any, value: Value) -> torch.Tensor | None:
+    def _tensor(self, session: Session, value: Value) -> torch.Tensor | None:
         """The tensor that a leaf of the recorded run is here; None for one that is gone."""
         value, native = _leaf(value), self._native
         node = value.node
@@ -122,7 +125,7 @@ class Gradients:
             session.cannot("a hook runs while gradients are computed")
         return found
 
-    def _made(self, session: Any, node: Node) -> torch.Tensor | None:
+    def _made(self, session: Session, node: Node) -> torch.Tensor | None:
         """The tensor that the program has made where the recorded run has a node."""
         found = [
             one[3] for one in session.recorder.records
@@ -138,7 +141,7 @@ class Gradients:
         return sum(one.op == node.op and one.span == node.span for one in self._native.graph.walk())
 
     def _note(
-        self, session: Any, kinds: Sequence[Value], roots: Sequence[torch.Tensor], grads: Any,
+        self, session: Session, kinds: Sequence[Value], roots: Sequence[torch.Tensor], grads: Any,
         wrt: Sequence[torch.Tensor], create: bool,
     ) -> list[torch.Tensor]:  # fmt: skip
         """Record the gradients, which are of the types of these values of the recorded run."""

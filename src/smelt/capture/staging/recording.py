@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import thread_time
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -55,6 +55,9 @@ from smelt.ops.convert import dtype_to_torch
 from smelt.ops.python.python_draws import put_back_after
 from smelt.ops.python.python_ops import infer_python, python_op
 
+if TYPE_CHECKING:
+    from smelt.capture.staging.session import Session
+
 _NUMBERS = (bool, int, float, complex)
 _HOLDING = frozenset(("py.append", "py.setitem", "py.insert", "py.list", "py.tuple", "py.dict"))
 _STATEMENTS = ("py.raise", "py.assert", "py.print", "py.warn")
@@ -91,7 +94,7 @@ class Recording:
 
     def __init__(self, native: Any, convertible: Callable[[Any], bool], roots: Any, scope: Any) -> None:
         names_of_shadows()
-        self.recorder = ShadowRecorder(roots, scope, self)
+        self.recorder = ShadowRecorder(roots, scope, self._session)
         self.size_trace: CaptureTrace | None = None
         self.size_slots: dict[Any, SizeSlot] = {}
         self.streams = (sys.stdout, sys.stderr)
@@ -147,7 +150,7 @@ class Recording:
         self.questions: list[ScalarSlot] | None = None  # that operators ask, where answers to them may be staged ones
         self.gone_over: list[tuple[Any, list[list[Any]]]] = []  # loops that Python unrolls, and lists they go over
         self.picked: dict[int, tuple[Any, Any, object]] = {}  # containers of which there may be copies, by id
-        self.copies = Copies(self)
+        self.copies = Copies(self._session)
 
     @property
     def examples(self) -> Examples:
@@ -198,13 +201,18 @@ class Recording:
         """Whether an operand of any kind is a number for sure, where this run allows any kind."""
         return False
 
+    @property
+    def _session(self) -> Session:
+        """Itself: whatever records is a session."""
+        return cast("Session", self)
+
     def taken_apart(self, container: Any) -> Any:
         """Code that is not converted iterates over a staged container. Raises: CannotStage."""
         return self.cannot("code that is not converted unpacks a traced container")
 
     def printed(self, value: Any) -> Any:
         """What `print` shows of a value that is none of the graph's."""
-        return text_of(self, runtime.current(), value, "str")
+        return text_of(self._session, runtime.current(), value, "str")
 
     def left_by(self, values: tuple[Any, ...], before: Sequence[Any]) -> tuple[Any, ...]:
         """What the variables of an arm hold at its end, as far as the run knows it there. before: what they held."""

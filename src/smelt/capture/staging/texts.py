@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,8 +18,12 @@ from smelt.capture.dynamic.values import is_sized
 from smelt.capture.staging.fakes.symbols import is_staged
 from smelt.capture.staging.flow.iterables import StagedSequence
 
+if TYPE_CHECKING:
+    from smelt.capture.convert.runtime import Runtime
+    from smelt.capture.staging.session import Session
 
-def is_data(session: Any, value: Any) -> bool:
+
+def is_data(session: Session, value: Any) -> bool:
     """Whether a value depends on data."""
     if isinstance(value, torch.Tensor):
         return bool(session.recorder.slot_of(value).family.tainted)
@@ -36,14 +40,14 @@ def holds_sized(value: Any) -> bool:
     return is_sized(value) or (isinstance(value, (list, tuple)) and any(map(holds_sized, value)))
 
 
-def holds_data(session: Any, value: Any) -> bool:
+def holds_data(session: Session, value: Any) -> bool:
     """The same of what depends on data."""
     return is_data(session, value) or (
         isinstance(value, (list, tuple)) and any(holds_data(session, item) for item in value)
     )
 
 
-def is_said(session: Any, value: Any) -> bool:
+def is_said(session: Session, value: Any) -> bool:
     """Whether the text of a value is made by the graph."""
     if holds_data(session, value):
         return True
@@ -63,7 +67,7 @@ def own_text(value: Any, name: str) -> FunctionType | None:
     return found if isinstance(found, FunctionType) else None
 
 
-def text_of(session: Any, runtime: Any, value: Any, name: str) -> Any:
+def text_of(session: Session, runtime: Runtime, value: Any, name: str) -> Any:
     """`str(value)` or `repr(value)`, as a text of the graph where it is one."""
     plain: Callable[[Any], str] = str if name == "str" else repr
     if not is_said(session, value):
@@ -73,14 +77,14 @@ def text_of(session: Any, runtime: Any, value: Any, name: str) -> Any:
     return text(session, value, plain, lambda said: session.emit(*made, said))
 
 
-def text(session: Any, value: Any, plain: Callable[[Any], Any], emit: Callable[[Any], Any]) -> Any:
+def text(session: Session, value: Any, plain: Callable[[Any], Any], emit: Callable[[Any], Any]) -> Any:
     """A text of data; the graph's sequences have no class of their own, so that of others is asked of their members."""
     if type(value) is torch.Size:
         return session.emit("py.join", "torch.Size(", session.emit("py.str", list(value)), ")")
     return emit(_as_said(session, value)) if _is_of_plain_sequences(value) else plain(value)
 
 
-def formatted(session: Any, function: str, pattern: str, values: Any) -> Any:
+def formatted(session: Session, function: str, pattern: str, values: Any) -> Any:
     """`pattern % values`, and `pattern.format(*values)`; NotImplemented where Python's own does it."""
     if not is_said(session, values) or not _is_of_plain_sequences(values):
         return NotImplemented
@@ -89,7 +93,7 @@ def formatted(session: Any, function: str, pattern: str, values: Any) -> Any:
     return session.emit("py.call", function, pattern, *_as_said(session, values))
 
 
-def _as_said(session: Any, value: Any) -> Any:
+def _as_said(session: Session, value: Any) -> Any:
     """A value whose text in the graph is its own: shapes are shapes there, and no tuples."""
     if type(value) is torch.Size:
         return session.emit("py.call", "torch.Size", list(value))

@@ -9,11 +9,14 @@ from __future__ import annotations
 import sys
 import warnings
 from types import FrameType, FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smelt.capture.convert.names import is_inline
 from smelt.capture.reads.reads_effects import file_kind
 from smelt.capture.staging.fakes.symbols import is_staged
+
+if TYPE_CHECKING:
+    from smelt.capture.staging.session import Session
 
 _PLAIN = (str, int, float, bool, type(None))
 _CALL = "call"  # of the runtime: what calls functions of the program, where its others go on in one
@@ -25,7 +28,7 @@ def showing() -> tuple[Any, ...]:
 
 
 def record_warning(
-    session: Any, message: Any, category: Any = None, stacklevel: Any = 1, source: Any = None, **others: Any
+    session: Session, message: Any, category: Any = None, stacklevel: Any = 1, source: Any = None, **others: Any
 ) -> None:
     """Have the graph warn as `warnings.warn` of these arguments does, where it can. Raises: CannotStage."""
     kind = type(message) if isinstance(message, Warning) else UserWarning if category is None else category
@@ -46,7 +49,7 @@ def record_warning(
     session.statement("py.warn", name, file, line, module, *values)
 
 
-def _is_ignored(session: Any, kind: type[Warning]) -> bool:
+def _is_ignored(session: Session, kind: type[Warning]) -> bool:
     """Whether the program itself asked not to be warned. Raises: CannotStage where it asked for anything else."""
     filters, *shown = showing()
     if filters is session.showing[0] and (*shown,) == session.showing[1:]:
@@ -65,7 +68,7 @@ def _is_found_again(kind: type[Warning]) -> bool:
     return not own and getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
 
 
-def _frames(session: Any, frame: FrameType | None) -> list[tuple[str, int, str]]:
+def _frames(session: Session, frame: FrameType | None) -> list[tuple[str, int, str]]:
     """File, line and module of the program's frames, the innermost first."""
     found: list[tuple[str, int, str]] = []
     last, below, inside = None, None, False  # below: the runtime's frame that the one at hand called

@@ -495,7 +495,7 @@ class Roots:
     the code of those whose results are cached, and the places of modules that are no other module's members.
     """
 
-    entries: Mapping[int, Entry]
+    entries: dict[int, Entry]
     modules: Mapping[int, str]
     module_list: tuple[torch.nn.Module, ...] = ()
     functions: tuple[types.FunctionType, ...] = ()

@@ -5,7 +5,7 @@ Invariant: what is recorded names the tensor itself, or its `dtype` as a value o
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,13 +13,21 @@ from smelt.capture.scripting.making import holds_staged
 from smelt.capture.scripting.session import ScriptSession
 from smelt.ir import DType
 
+if TYPE_CHECKING:
+    from smelt.capture.scripting.runtime import ScriptRuntime
+
 
 def _is_open(session: ScriptSession, value: Any) -> bool:
     return isinstance(value, torch.Tensor) and session.type_of(value).dtype == DType.UNKNOWN
 
 
 def cast(
-    session: ScriptSession, runtime: Any, name: str, tensor: Any, rest: tuple[Any, ...], kwargs: dict[str, Any]
+    session: ScriptSession,
+    runtime: ScriptRuntime,
+    name: str,
+    tensor: Any,
+    rest: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     """`tensor.name(*rest, **kwargs)`, or the same function of torch's; NotImplemented for all other calls."""
     match name:
@@ -40,8 +48,8 @@ def cast(
 
 
 def _made(
-    session: ScriptSession, runtime: Any, name: str, data: torch.Tensor, dtype: Any = None, device: Any = None,
-    requires_grad: bool = False, **others: Any,
+    session: ScriptSession, runtime: ScriptRuntime, name: str, data: torch.Tensor, dtype: Any = None,
+    device: Any = None, requires_grad: bool = False, **others: Any,
 ) -> Any:  # fmt: skip
     """A tensor of another: the same where nothing is to be changed, a copy where `torch.tensor` makes it."""
     if requires_grad or any(value is not None for value in others.values()):

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from smelt.capture.staging.texts import is_data
 from smelt.ir import DType
 
+if TYPE_CHECKING:
+    from smelt.capture.scripting.runtime import ScriptRuntime
+    from smelt.capture.scripting.session import ScriptSession
+
 
 def _conversion(kind: Any) -> Any:
     """`int(tensor)` and its kin, which say other than `item()` of what they do not take."""
 
-    def make(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    def make(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
         if len(args) != 1 or kwargs or not isinstance(args[0], torch.Tensor) or not is_data(session, args[0]):
             return NotImplemented
         type_ = session.type_of(args[0])

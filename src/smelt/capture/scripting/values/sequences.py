@@ -5,12 +5,15 @@ What tells the two apart (their texts, whether they are equal, what holds them) 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from smelt.capture.staging.fakes.symbols import ScalarSlot, StagedObject, slot_of
 from smelt.ir import ANY, ListType, Type
+
+if TYPE_CHECKING:
+    from smelt.capture.scripting.session import ScriptSession
 
 # What is the same of a tuple and of the list that it is in the graph, by the operand that it may be.
 _ALIKE = {f"py.{name}": 0 for name in ("getitem", "len", "bool", "not_", "sum", "min", "max")} | {"py.in_": 1}
@@ -57,7 +60,7 @@ def tells_tuples(op: str, args: tuple[Any, ...]) -> bool:
     return any(isinstance(arg, OpenTuple) for i, arg in enumerate(args) if _ALIKE.get(op) != i)
 
 
-def of_tuples(session: Any, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def of_tuples(session: ScriptSession, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What such an operator gives in the program."""
     if op == "py.call" and args[0] in _TAKING_ITEMS:
         return session.emit(op, *map(as_list, args), **kwargs)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -59,6 +59,9 @@ from smelt.ops.registry import overload as found_overload
 from smelt.ops.sets import is_by_elements
 from smelt.ops.shapes.symbolic import CannotTell
 
+if TYPE_CHECKING:
+    from smelt.capture.staging.session import Session
+
 _IN_PLACE_METADATA = frozenset((
     "t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "resize_", "resize_as_",
     "set_", "swapaxes", "rename_", "sparse_resize_", "_resize_output_",
@@ -73,7 +76,7 @@ class ShadowRecorder(Recorder):
 
     is_native = False
 
-    def __init__(self, roots: Roots, scope: Scope, session: Any) -> None:
+    def __init__(self, roots: Roots, scope: Scope, session: Session) -> None:
         super().__init__(roots, scope)
         self.session = session
         self.shadows = Shadows()
@@ -664,7 +667,7 @@ def _is_view(result: Any) -> bool:
     return isinstance(result, torch.Tensor) and result._is_view()
 
 
-def _truth(session: Any, tensor: torch.Tensor) -> Slot:
+def _truth(session: Session, tensor: torch.Tensor) -> Slot:
     """The truth of a tensor as a number of the graph."""
     return slot_of(session.emit("py.bool", tensor))
 

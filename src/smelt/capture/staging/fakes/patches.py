@@ -11,13 +11,14 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from smelt._torch.seen.dispatch import is_live, unseen
 from smelt._torch.seen.record_patches import Getter, Patches
 from smelt._torch.seen.shadow import is_shadow, sets_shadows
+from smelt.capture.convert.runtime import current as current_runtime
 from smelt.capture.dynamic.values import is_sized, own
 from smelt.capture.recording.recorder import StateSlot, slot_type
 from smelt.capture.staging import current
@@ -30,6 +31,9 @@ from smelt.capture.staging.warned import record_warning
 from smelt.ir import INT, ListType, UnknownDim
 from smelt.ir.size_numbers import MARK
 
+if TYPE_CHECKING:
+    from smelt.capture.staging.session import Session
+
 _patches = Patches()
 _NEW = object()
 _NO_MORE = "a graph changes the elements of tensors, and no more"
@@ -40,7 +44,7 @@ def _session(tensor: Any = None) -> Any:
     return found if found is not None and is_live() else None
 
 
-def _tainted(session: Any, tensor: Any) -> bool:
+def _tainted(session: Session, tensor: Any) -> bool:
     return bool(session.recorder.slot_of(tensor).family.tainted)
 
 
@@ -141,7 +145,7 @@ def _nbytes(original: Any) -> Any:
     return Getter(original, read)
 
 
-def _is_open(session: Any, tensor: Any) -> bool:
+def _is_open(session: Session, tensor: Any) -> bool:
     """Whether how a tensor lies follows from data."""
     slot = session.recorder.slot_of(tensor)
     return slot in session.recorder.varied and slot_type(slot).strides is not None
@@ -219,7 +223,7 @@ def _tolist(original: Any) -> Any:
     return tolist
 
 
-def _nested(session: Any, tensor: Any) -> Any:
+def _nested(session: Session, tensor: Any) -> Any:
     if tensor.dim() == 0:
         return session.item(tensor)
     return [_nested(session, torch.select(tensor, 0, i)) for i in range(tensor.shape[0])]
@@ -304,7 +308,7 @@ def _setitem(original: Any) -> Any:
     return setitem
 
 
-def _is_one_by_chance(session: Any, value: Any) -> bool:
+def _is_one_by_chance(session: Session, value: Any) -> bool:
     """Whether this is a tensor whose first size is 1 in this run, and follows from data."""
     if not isinstance(value, torch.Tensor) or session.recorder.slot_of(value) not in session.recorder.varied:
         return False
@@ -313,7 +317,7 @@ def _is_one_by_chance(session: Any, value: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _indexing(session: Any, key: Any) -> Iterator[None]:
+def _indexing(session: Session, key: Any) -> Iterator[None]:
     """Several indices at once: torch passes over slices of the whole where it knows the sizes, and so do we.
 
     Raises: CannotStage where the program catches an error whose text has a size that is free.
@@ -333,7 +337,7 @@ def _indexing(session: Any, key: Any) -> Iterator[None]:
         session.recorder.is_indexing = before
 
 
-def _with_tensors(session: Any, key: Any) -> Any:
+def _with_tensors(session: Session, key: Any) -> Any:
     """A key in which a list or tuple of numbers that depend on data is a tensor, which is what torch makes of it, and a
     byte without dimensions the mask that it is to torch.
     """
@@ -344,7 +348,7 @@ def _with_tensors(session: Any, key: Any) -> Any:
     return _with_tensor(session, key) if is_plain or isinstance(key, torch.Tensor) else key
 
 
-def _with_tensor(session: Any, item: Any) -> Any:
+def _with_tensor(session: Session, item: Any) -> Any:
     if isinstance(item, torch.Tensor) and item.dtype == torch.uint8 and not item.dim() and _tainted(session, item):
         return item != 0
     if type(item) not in (list, tuple) or not item or not _is_of_numbers(item) or not _holds_data(session, item):
@@ -352,7 +356,7 @@ def _with_tensor(session: Any, item: Any) -> Any:
     return torch.stack([_as_tensor(session, part) for part in item])
 
 
-def _as_tensor(session: Any, item: Any) -> torch.Tensor:
+def _as_tensor(session: Session, item: Any) -> torch.Tensor:
     if type(item) in (list, tuple):
         return torch.stack([_as_tensor(session, part) for part in item])
     if isinstance(item, torch.Tensor):
@@ -369,13 +373,13 @@ def _is_of_numbers(item: Any) -> bool:
     return type(item) is int or (is_staged(item) and slot_of(item).type == INT)
 
 
-def _holds_data(session: Any, item: Any) -> bool:
+def _holds_data(session: Session, item: Any) -> bool:
     if type(item) in (list, tuple):
         return any(_holds_data(session, part) for part in item)
     return is_staged(item) or (isinstance(item, torch.Tensor) and _tainted(session, item))
 
 
-def _needs_care(session: Any, tensor: Any, key: Any) -> bool:
+def _needs_care(session: Session, tensor: Any, key: Any) -> bool:
     """Whether C would need a number for what depends on data: staged indices, slices of unknown sizes; and places
     among items, which it compares with how many there are in this run.
     """
@@ -407,7 +411,7 @@ def _is_index(item: torch.Tensor) -> bool:
     return item.dtype in (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
-def _basic(session: Any, tensor: Any, key: Any) -> tuple[Any, Any]:
+def _basic(session: Session, tensor: Any, key: Any) -> tuple[Any, Any]:
     """The view that the numbers and slices of a key stand for, and what is left of the key (None: nothing)."""
     keys = list(key) if isinstance(key, tuple) else [key]
     used = sum(1 if not isinstance(k, torch.Tensor) or not _is_mask(k) else k.dim() for k in keys
@@ -451,7 +455,7 @@ def _is_mask(item: torch.Tensor) -> bool:
     return item.dtype in (torch.bool, torch.uint8)
 
 
-def _index(session: Any, value: Any) -> Any:
+def _index(session: Session, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return session.item(value) if _tainted(session, value) else int(value)
     return int(value) if _is_place(value) and not (is_staged(value) or is_sized(value)) else value
@@ -486,7 +490,7 @@ def _print(original: Any) -> Any:
         if session is None:
             original(*args, **kwargs)
             return
-        record_print(session, None, args, kwargs)
+        record_print(session, current_runtime(), args, kwargs)
 
     return show
 

@@ -8,11 +8,16 @@ Whatever the program does with it is done for each.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from smelt.capture.staging.fakes.symbols import slot_of
+
+if TYPE_CHECKING:
+    from smelt.capture.convert.runtime import Runtime
+    from smelt.capture.staging.session import Session
 
 _LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
 
@@ -37,14 +42,16 @@ def is_table_of_code(value: Any) -> bool:
     return (type(value) is dict or _gives_as(value, torch.nn.ModuleDict)) and holds_code(value)
 
 
-def at_number(session: Any, runtime: Any, items: Sequence[Any], number: Any, error: Callable[[Exception], Any]) -> Any:
+def at_number(
+    session: Session, runtime: Runtime, items: Sequence[Any], number: Any, error: Callable[[Exception], Any]
+) -> Any:
     """The item at a staged number. error: notes an exception of the program's. Raises: IndexError, in eager's words."""
     found = list(items)
     for i, item in enumerate(found):
         matches = runtime.or_(
             0,
-            lambda i=i: session.emit("py.eq", number, i),
-            lambda i=i: session.emit("py.eq", number, i - len(found)),
+            partial(session.emit, "py.eq", number, i),
+            partial(session.emit, "py.eq", number, i - len(found)),
         )
         if session.fork(slot_of(matches)):
             return item
@@ -54,7 +61,7 @@ def at_number(session: Any, runtime: Any, items: Sequence[Any], number: Any, err
     raise error(IndexError(said))
 
 
-def at_key(session: Any, table: Mapping[Any, Any], key: Any, error: Callable[[Exception], Any]) -> Any:
+def at_key(session: Session, table: Mapping[Any, Any], key: Any, error: Callable[[Exception], Any]) -> Any:
     """The item at a staged key. error: notes an exception of the program's. Raises: KeyError."""
     for known in table:
         if session.fork(slot_of(session.emit("py.eq", key, known))):

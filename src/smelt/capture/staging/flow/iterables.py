@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,6 +12,9 @@ from smelt.capture.recording.recorder import slot_type
 from smelt.capture.staging.fakes.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.staging.flow.stops import TAKEN_APART
 from smelt.ir import ANY, ListType
+
+if TYPE_CHECKING:
+    from smelt.capture.staging.session import Session
 
 
 class StagedSequence:
@@ -41,7 +44,7 @@ class StagedSequence:
 class StagedRange(StagedSequence):
     """`range` with staged bounds."""
 
-    def __init__(self, session: Any, start: Any, stop: Any, step: Any) -> None:
+    def __init__(self, session: Session, start: Any, stop: Any, step: Any) -> None:
         self.session, self.start, self.stop, self.step = session, start, stop, step
 
     def length(self) -> Any:
@@ -180,7 +183,7 @@ class KnownRange(StagedSequence):
 class StagedList(StagedSequence):
     """A staged list."""
 
-    def __init__(self, session: Any, items: StagedObject) -> None:
+    def __init__(self, session: Session, items: StagedObject) -> None:
         self.session, self.items = session, items
 
     def length(self) -> Any:
@@ -193,7 +196,7 @@ class StagedList(StagedSequence):
 class Rows(StagedSequence):
     """The rows of a tensor whose first size depends on data."""
 
-    def __init__(self, session: Any, tensor: torch.Tensor) -> None:
+    def __init__(self, session: Session, tensor: torch.Tensor) -> None:
         self.session, self.tensor = session, tensor
 
     def length(self) -> Any:
@@ -213,7 +216,7 @@ class Once(StagedSequence):
     sequence: its items, None where there is no such sequence. plain: makes Python's own iterator.
     """
 
-    def __init__(self, session: Any, sequence: StagedSequence | None, plain: Callable[[], Iterator[Any]]) -> None:
+    def __init__(self, session: Session, sequence: StagedSequence | None, plain: Callable[[], Iterator[Any]]) -> None:
         self.session, self.sequence, self.plain = session, sequence, plain
         self.level = len(session.regions)
         self.iterator: Iterator[Any] | None = None
@@ -247,7 +250,7 @@ class Once(StagedSequence):
 class Zipped(StagedSequence):
     """`zip` and `enumerate`."""
 
-    def __init__(self, session: Any, parts: list[Any]) -> None:
+    def __init__(self, session: Session, parts: list[Any]) -> None:
         self.session, self.parts = session, parts
 
     def length(self) -> Any:
@@ -272,7 +275,7 @@ class Count:
         self.start = start
 
 
-def _item(session: Any, part: Any, number: Any) -> Any:
+def _item(session: Session, part: Any, number: Any) -> Any:
     if isinstance(part, list) and not is_staged(number):
         return part[number]
     if isinstance(part, Count):
@@ -302,7 +305,7 @@ def lists_under(iterable: Any) -> list[list[Any]]:
     return [found for part in iterable.__reduce__()[1] for found in lists_under(part)]
 
 
-def sequence_of(session: Any, iterable: Any) -> StagedSequence | None:
+def sequence_of(session: Session, iterable: Any) -> StagedSequence | None:
     """What a loop goes over, None where Python knows how often it turns."""
     if isinstance(iterable, Once):
         return iterable.take()

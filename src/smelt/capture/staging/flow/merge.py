@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +28,9 @@ from smelt.capture.staging.session import Outcome
 from smelt.capture.structure.roots import is_skipped_class
 from smelt.capture.structure.tree import Flattener, UnfitError, match, rebuild, tuple_of
 from smelt.ir import ANY, ListType, TensorType, Type, join, type_of_arg
+
+if TYPE_CHECKING:
+    from smelt.capture.staging.session import Session
 
 _RAISED: Any = type("_Raised", (), {})()
 _NUMBERS = (bool, int, float, complex, str)
@@ -80,25 +83,25 @@ def resolved(names: Sequence[str], values: Sequence[Any], slot: Slot, answer: bo
     return tuple(found)
 
 
-def check_identity(session: Any, a: torch.Tensor, b: torch.Tensor) -> None:
+def check_identity(session: Session, a: torch.Tensor, b: torch.Tensor) -> None:
     """Whether two tensors are one object is asked. Raises: Again where that follows from the way that was taken."""
     check_told_apart(session, session.recorder.slot_of(a), session.recorder.slot_of(b))
 
 
-def check_told_apart(session: Any, a: Slot, b: Slot) -> None:
+def check_told_apart(session: Session, a: Slot, b: Slot) -> None:
     """The same of two values of the graph, which the program is told are two."""
     if _check_pair(session, a, b):
         # What the turns of a loop make of its variables is not known before its end.
         session.told_apart.append((a, b))
 
 
-def check_identities(session: Any) -> None:
+def check_identities(session: Session) -> None:
     """The same for all that was asked, once more is known of what loops carry."""
     for pair in session.told_apart:
         _check_pair(session, *pair)
 
 
-def _check_pair(session: Any, a: Slot, b: Slot) -> bool:
+def _check_pair(session: Session, a: Slot, b: Slot) -> bool:
     """Whether it follows from where these come from that they are two; Again where they may be one on some ways."""
     ours: set[Any] = set()
     theirs: set[Any] = set()
@@ -113,7 +116,7 @@ def _check_pair(session: Any, a: Slot, b: Slot) -> bool:
     return bool(whys)
 
 
-def sources(session: Any, slot: Slot) -> Iterator[tuple[Slot, object]]:
+def sources(session: Session, slot: Slot) -> Iterator[tuple[Slot, object]]:
     """A value and all that it may be or was taken out of, each with where the ways to it met (None: nowhere)."""
     found: set[Slot] = set()
     waiting = [slot]
@@ -135,7 +138,7 @@ class Merger:
 
     anew: frozenset[str] = frozenset()
 
-    def __init__(self, session: Any, site: Site | None, why: object = None, names: Sequence[str] = ()) -> None:
+    def __init__(self, session: Session, site: Site | None, why: object = None, names: Sequence[str] = ()) -> None:
         self.session, self.site, self.names = session, site, names
         self.why = why
         self.left: list[Any] = []

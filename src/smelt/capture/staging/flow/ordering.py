@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from types import BuiltinMethodType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,18 +30,22 @@ from smelt.capture.structure.roots import is_skipped_class
 from smelt.capture.structure.tree import tuple_of
 from smelt.ir import BOOL, FLOAT, INT, STR, TensorType, type_of_arg
 
+if TYPE_CHECKING:
+    from smelt.capture.convert.runtime import Runtime
+    from smelt.capture.staging.session import Session
+
 _PLAIN = (bool, int, float, str)
 _SORTABLE = (BOOL, INT, FLOAT, STR)
 _READING = frozenset(("copy", "count", "index", "get", "items", "keys", "values"))
 _ALONE = 2  # references to an object that only its container holds: that one, and the argument of `getrefcount`
 
 
-def sort(session: Any, runtime: Any, items: list[Any], key: Any = None, reverse: Any = False) -> None:
+def sort(session: Session, runtime: Runtime, items: list[Any], key: Any = None, reverse: Any = False) -> None:
     """`items.sort(key=key, reverse=reverse)` of a list that Python knows the length of."""
     items[:] = ordered(session, runtime, items, key, reverse)
 
 
-def ordered(session: Any, runtime: Any, items: list[Any], key: Any, reverse: Any) -> list[Any]:
+def ordered(session: Session, runtime: Runtime, items: list[Any], key: Any, reverse: Any) -> list[Any]:
     """`sorted(items, key=key, reverse=reverse)`."""
     alone = set(chain.from_iterable(_alone(items, i) for i in range(len(items))))
     keys = list(items) if key is None else [runtime.call(0, key, (item,), {}) for item in items]
@@ -74,14 +78,14 @@ def is_sort(fn: Any) -> bool:
     return type(fn) is BuiltinMethodType and fn.__name__ == "sort" and type(fn.__self__) is list
 
 
-def check_call(session: Any, fn: Any) -> None:
+def check_call(session: Session, fn: Any) -> None:
     """A method may change a container that was put in order. Raises: Again."""
     owner = getattr(fn, "__self__", None)
     if owner is not None and getattr(fn, "__name__", "") not in _READING:
         check_change(session, owner)
 
 
-def check_change(session: Any, container: Any) -> None:
+def check_change(session: Session, container: Any) -> None:
     """A container is going to be changed, or asked who it is. Raises: Again where a copy of it may be held, too."""
     if type(container) in (list, dict):
         session.copies.check_change(container)
@@ -90,7 +94,7 @@ def check_change(session: Any, container: Any) -> None:
         session.unmerge(("fork", held[2]))
 
 
-def check_unchanged(session: Any) -> None:
+def check_unchanged(session: Session) -> None:
     """At the end of a way: nothing has changed what stands in two places. Raises: Again, CannotStage."""
     session.copies.check_unchanged()
     for container, contents, place in list(session.picked.values()):
@@ -99,7 +103,7 @@ def check_unchanged(session: Any) -> None:
             session.unmerge(("fork", place))
 
 
-def _count_ways(session: Any, length: int, why: str) -> None:
+def _count_ways(session: Session, length: int, why: str) -> None:
     """Each order is going to be a way of its own. Raises: CannotStage where that is more than can be explored."""
     region = session.regions[-1]
     region.orders *= math.factorial(length)
@@ -113,7 +117,7 @@ def _count_ways(session: Any, length: int, why: str) -> None:
 # --- keys ------------------------------------------------------------------------------------------------------------
 
 
-def _depends(session: Any, key: Any) -> bool:
+def _depends(session: Session, key: Any) -> bool:
     if isinstance(key, torch.Tensor):
         return bool(session.recorder.slot_of(key).family.tainted)
     if type(key) in (tuple, list):
@@ -121,7 +125,7 @@ def _depends(session: Any, key: Any) -> bool:
     return is_staged(key)
 
 
-def _sortable(session: Any, keys: Sequence[Any]) -> list[Any] | None:
+def _sortable(session: Session, keys: Sequence[Any]) -> list[Any] | None:
     """The keys as values that a graph sorts as Python does; None where they are no numbers of one kind."""
     if all(isinstance(key, torch.Tensor) for key in keys):
         slots = [session.recorder.slot_of(key) for key in keys]
@@ -158,7 +162,7 @@ class _Picks:
     alone: containers that nobody else holds, by id.
     """
 
-    def __init__(self, session: Any, place: Any, alone: set[int]) -> None:
+    def __init__(self, session: Session, place: Any, alone: set[int]) -> None:
         self.session, self.place, self.alone = session, place, alone
         self.number: Any = None
         self.made: dict[tuple[int, ...], Any] = {}

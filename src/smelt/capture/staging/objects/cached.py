@@ -10,13 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smelt._torch.exact import MISSING
 from smelt._torch.library.lru import LRU_CACHE, has_tensor, results_of
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import is_sized, number_of
 from smelt.capture.staging.texts import holds_sized
+
+if TYPE_CHECKING:
+    from smelt.capture.convert.runtime import Runtime
+    from smelt.capture.staging.session import Session
 
 
 def is_cache_of_sizes(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -35,7 +39,7 @@ def calls_cache(frame: FrameType) -> bool:
     )
 
 
-def of_cache(session: Any, runtime: Any, cache: Any, args: tuple[Any, ...]) -> Any:
+def of_cache(session: Session, runtime: Runtime, cache: Any, args: tuple[Any, ...]) -> Any:
     """The result for these arguments; one object for equal ones, as out of the cache."""
     trace = session.size_trace
     key = (id(cache), *(_expression(trace, arg) for arg in args))

@@ -12,7 +12,7 @@ import operator
 import types
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +22,9 @@ from smelt.capture.dynamic.values import is_sized, number_of, plain
 from smelt.capture.staging.fakes.symbols import is_staged, slot_of
 from smelt.capture.staging.flow.iterables import StagedRange, StagedSequence
 from smelt.ir import BOOL, COMPLEX, FLOAT, INT, STR
+
+if TYPE_CHECKING:
+    from smelt.capture.staging.session import Session
 
 CLASSES: dict[Any, type] = {INT: int, FLOAT: float, BOOL: bool, COMPLEX: complex, STR: str}
 # Take numbers apart by what they are made of.
@@ -96,7 +99,7 @@ def _asks_identity(code: types.CodeType) -> bool:
     )
 
 
-def class_of(session: Any, value: Any) -> type:
+def class_of(session: Session, value: Any) -> type:
     """What `type` says of a value where stand-ins are what they stand for."""
     if is_sized(value):
         return type(at_hand(number_of(value)))

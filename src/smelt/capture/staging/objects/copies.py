@@ -12,13 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smelt.capture.recording.recorder import Slot
 from smelt.capture.staging.fakes.symbols import is_staged, slot_of
 from smelt.capture.staging.flow.iterables import StagedSequence
 from smelt.capture.staging.objects.containers import are_the_same
 from smelt.ir import DictType, ListType, OptionalType, TupleType, Type
+
+if TYPE_CHECKING:
+    from smelt.capture.staging.session import Session
 
 _WHY = "containers of a graph are values, of which nobody else sees a change"
 # Operators that put values into a container, from which operand on, and those that take one out.
@@ -41,7 +44,7 @@ class Copies:
     than be asked for an item. has_moved: whether something that stands in a container was put into another one.
     """
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Session) -> None:
         self.session = session
         self.held: set[Slot] = set()
         self.copied: dict[int, tuple[Any, tuple[Any, ...] | None]] = {}

@@ -10,15 +10,19 @@ import dis
 import sys
 from functools import lru_cache
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smelt.capture.recording.spans import is_users
+
+if TYPE_CHECKING:
+    from smelt.capture.recording.recorder import Recorder
+    from smelt.capture.staging.session import Session
 
 _SUPPRESSING = frozenset(("suppress", "ExitStack", "AsyncExitStack", "raises", "assertRaises"))
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
 
 
-def is_catchable(session: Any, is_strict: bool = True) -> bool:
+def is_catchable(session: Session, is_strict: bool = True) -> bool:
     """Whether a frame of the program between here and its start handles exceptions where it stands.
 
     is_strict: the user's `with` may handle them, too; else only where its function speaks of what does that.
@@ -37,10 +41,10 @@ def is_catchable(session: Any, is_strict: bool = True) -> bool:
     return False
 
 
-def is_caught(session: Any) -> bool:
+def is_caught(run: Session | Recorder) -> bool:
     """Whether a function of the program's catches exceptions where it stands; a `with` only where it speaks of that."""
     frame: Any = sys._getframe(1)
-    while frame is not None and frame is not session.base_frame:
+    while frame is not None and frame is not run.base_frame:
         if is_users(frame.f_code.co_filename) and _ends(frame.f_code, frame.f_lasti):
             return True
         frame = frame.f_back

@@ -21,7 +21,7 @@ import sysconfig
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,6 +32,9 @@ from smelt.capture.staging.flow.iterables import StagedSequence
 from smelt.capture.staging.flow.stops import Again, CannotStage
 from smelt.capture.staging.objects.classes import asks_classes, asks_types, is_other_object, is_stand_in
 from smelt.diag.events import watched
+
+if TYPE_CHECKING:
+    from smelt.capture.staging.session import Session
 
 _INNER, _CONVERTED, _FOREIGN = range(3)
 _DEPTH, _MOST_ITEMS = 3, 256
@@ -119,7 +122,7 @@ class Watch:
     convertible: whether a code object can still be converted. converted: the code objects that are.
     """
 
-    def __init__(self, session: Any, convertible: Callable[[types.CodeType], bool], converted: Any) -> None:
+    def __init__(self, session: Session, convertible: Callable[[types.CodeType], bool], converted: Any) -> None:
         self.session, self.convertible, self.converted = session, convertible, converted
         self.is_on = False
         # By identity, since the hash of a code object goes through all of it; held, so that it stays.
@@ -253,7 +256,7 @@ def _is_generated(code: types.CodeType, frame: Any) -> bool:
     )
 
 
-def check_c(session: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check_c(session: Session, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse a function of C that might look at what a staged number is made of. Raises: CannotStage."""
     if not (isinstance(fn, _C_TYPES) or (isinstance(fn, type) and not _is_pythons(fn))):
         return
