@@ -50,7 +50,7 @@ from smelt.diag.events import put_aside
 
 def capture(
     fn: Callable[..., Any],
-    args: Sequence[Any] = (),
+    args: Sequence[object] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     name: str | None = None,
@@ -156,7 +156,7 @@ def capture(
 
 
 def _with_symbols(
-    native: Captured, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any],
+    native: Captured, fn: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object],
     target: Callable[..., Any] | None, dynamic: Spec, state: Sequence[Place],
 ) -> Captured:  # fmt: skip
     staged = stage(fn, args, kwargs, target=target, name=native.name, native=native, dynamic=dynamic, state=state)
@@ -167,8 +167,8 @@ def _with_symbols(
 
 def _run(
     fn: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
     recorder: Recorder,
     record: Record,
     roots: Roots,
@@ -194,14 +194,14 @@ def _of_heap(heap: ArgumentHeap | None, not_put: str) -> dict[str, Any]:
 
 
 def _take_apart(
-    result: Any, arguments: Arguments, recorder: Recorder, heap: ArgumentHeap | None = None
+    result: object, arguments: Arguments, recorder: Recorder, heap: ArgumentHeap | None = None
 ) -> tuple[Tree | None, list[Slot], list[torch.Tensor], Puts | None, str]:
     """The structure of the result, the slots of its tensors, and these tensors; what is put in the arguments' objects,
     whose tensors then follow those of the result, or why it cannot be."""
 
     was_there = None if heap is None else heap.was_there
 
-    def check(value: Any, path: str) -> None:
+    def check(value: object, path: str) -> None:
         if is_lazy(value) or (is_iterator(value) and not (was_there is not None and was_there(value))):
             recorder.fail(
                 f"{path} is a {type(value).__qualname__}",

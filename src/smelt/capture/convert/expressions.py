@@ -321,11 +321,11 @@ class Expressions(Builder):
 
     # Functions and comprehensions
 
-    def comprehension(self, node: Any, kind: str) -> ast.expr:
+    def comprehension(self, node: object, kind: str) -> ast.expr:
         """The function that a comprehension is, a parameter for what it goes over."""
         raise NotImplementedError
 
-    def function(self, node: Any, name: str, args: ast.arguments) -> ast.FunctionDef:
+    def function(self, node: object, name: str, args: ast.arguments) -> ast.FunctionDef:
         """A nested function or lambda, converted."""
         raise NotImplementedError
 

@@ -54,7 +54,7 @@ def state(read: FunctionType, global_names: Names = ()) -> State:
                 values.append(UNDEF)
         return (*values, *(module.get(name, UNDEF) for name in global_names))
 
-    def set(values: tuple[Any, ...]) -> None:
+    def set(values: tuple[object, ...]) -> None:
         for cell, value in zip(cells, values, strict=False):
             if value is UNDEF:
                 del cell.cell_contents
@@ -79,7 +79,7 @@ def load(read: FunctionType) -> Any:
     raise UnboundLocalError(f"cannot access local variable '{name}' where it is not associated with a value")
 
 
-def store(value: Any, read: FunctionType) -> Any:
+def store(value: object, read: FunctionType) -> Any:
     """`(name := value)`."""
     if read.__closure__ is None:
         read.__globals__[read.__code__.co_names[0]] = value
@@ -88,17 +88,17 @@ def store(value: Any, read: FunctionType) -> Any:
     return value
 
 
-def store_item(rt: Runtime, at: int, v: Any, o: Any, k: Any) -> None:
+def store_item(rt: Runtime, at: int, v: object, o: object, k: object) -> None:
     """`o[k] = v`, its parts evaluated in Python's order."""
     rt.setitem(at, o, k, v)
 
 
-def store_attribute(rt: Runtime, at: int, v: Any, o: Any, name: str) -> None:
+def store_attribute(rt: Runtime, at: int, v: object, o: object, name: str) -> None:
     """`o.name = v`, its parts evaluated in Python's order."""
     rt.setattr_(at, o, name, v)
 
 
-def choose(rt: Runtime, at: int, test: Any, then: Thunk, orelse: Thunk, held: State) -> Any:
+def choose(rt: Runtime, at: int, test: object, then: Thunk, orelse: Thunk, held: State) -> Any:
     """`then() if test else orelse()` where an arm rebinds variables: a statement with one variable more, the value."""
     result: Any = UNDEF
     names, get, set = held
@@ -114,7 +114,7 @@ def choose(rt: Runtime, at: int, test: Any, then: Thunk, orelse: Thunk, held: St
     def get_all() -> tuple[Any, ...]:
         return (*get(), result)
 
-    def set_all(values: tuple[Any, ...]) -> None:
+    def set_all(values: tuple[object, ...]) -> None:
         nonlocal result
         set(values[:-1])
         result = values[-1]
@@ -139,7 +139,7 @@ def either(rt: Runtime, at: int, held: State, *thunks: Thunk) -> Any:
     return choose(rt, at, value, lambda: value, lambda: either(rt, at, held, *thunks[1:]), held)
 
 
-def chain(rt: Runtime, at: int, held: State, left: Any, *rest: tuple[str, Thunk]) -> Any:
+def chain(rt: Runtime, at: int, held: State, left: object, *rest: tuple[str, Thunk]) -> Any:
     """A chained comparison whose later operands rebind variables."""
     op, thunk = rest[0]
     right = thunk()
@@ -159,7 +159,7 @@ class arguments:
         self._args: list[Any] = []
         self._kwargs: dict[str, Any] = {}
 
-    def plain(self, *values: Any) -> arguments:
+    def plain(self, *values: object) -> arguments:
         self._args.extend(values)
         return self
 
@@ -169,7 +169,7 @@ class arguments:
         self._args.extend(values)
         return self
 
-    def named(self, name: str, value: Any) -> arguments:
+    def named(self, name: str, value: object) -> arguments:
         return self.mapping({name: value})
 
     def mapping(self, values: Any) -> arguments:
@@ -185,19 +185,19 @@ class arguments:
         return rt.call(at, self._fn, tuple(self._args), self._kwargs)
 
 
-def function(made: FunctionType, defaults: tuple[Any, ...], named: dict[str, Any]) -> FunctionType:
+def function(made: FunctionType, defaults: tuple[object, ...], named: dict[str, Any]) -> FunctionType:
     """A lambda with its defaults, which were evaluated where it stands."""
     made.__defaults__ = defaults or None
     made.__kwdefaults__ = named or None
     return made
 
 
-def add_item(rt: Runtime, at: int, items: Any, method: str, value: Any) -> None:
+def add_item(rt: Runtime, at: int, items: object, method: str, value: object) -> None:
     """One more item of a comprehension's list or set."""
     rt.call(at, rt.getattr_(at, items, method), (value,), {})
 
 
-def source(rt: Runtime, at: int, iterable: Any) -> Any:
+def source(rt: Runtime, at: int, iterable: object) -> Any:
     """What a generator expression goes over; Python asks for the iterator where the expression stands."""
     return iter(rt.iterate(at, iterable))
 
@@ -213,12 +213,12 @@ _CONSUMERS: Final[dict[str, Any]] = {f.__name__: f for f in (any, all, sum, min,
 def consume(
     rt: Runtime,
     at: int,
-    fn: Any,
+    fn: object,
     name: str,
     whole: Callable[[Any], Any],
     lazy: Callable[[Any], GeneratorType[Any, Any, Any]],
-    iterable: Any,
-    args: tuple[Any, ...],
+    iterable: object,
+    args: tuple[object, ...],
     kwargs: dict[str, Any],
 ) -> Any:
     """A generator expression as the first argument of a call of what is spelled `name`.

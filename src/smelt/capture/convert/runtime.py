@@ -47,12 +47,12 @@ def nothing() -> None:
 class Runtime(Protocol):
     """What a runtime must answer. Operators are Python's spellings: `+`, `//`, `not in`, `is`; unary `-`, `+`, `~`."""
 
-    def if_(self, at: int, test: Any, then: Thunk, orelse: Thunk, names: Names, get: Get, set: Set) -> None: ...
+    def if_(self, at: int, test: object, then: Thunk, orelse: Thunk, names: Names, get: Get, set: Set) -> None: ...
     def while_(self, at: int, test: Thunk, body: Thunk, names: Names, get: Get, set: Set) -> None: ...
     def for_(
         self,
         at: int,
-        iterable: Any,
+        iterable: object,
         body: Callable[[Any], None],
         names: Names,
         get: Get,
@@ -63,50 +63,50 @@ class Runtime(Protocol):
         """`more`, where there is one, is asked after each item whether to go on. `anew`: variables that each turn binds
         before it reads them."""
 
-    def ifexp(self, at: int, test: Any, then: Thunk, orelse: Thunk) -> Any: ...
+    def ifexp(self, at: int, test: object, then: Thunk, orelse: Thunk) -> Any: ...
     def and_(self, at: int, *thunks: Thunk) -> Any: ...
     def or_(self, at: int, *thunks: Thunk) -> Any: ...
-    def not_(self, at: int, value: Any) -> Any: ...
-    def truth(self, at: int, value: Any) -> Any:
+    def not_(self, at: int, value: object) -> Any: ...
+    def truth(self, at: int, value: object) -> Any:
         """The bool of an operand of `and` or `or` whose result is only tested; so Python asks it once, too."""
 
-    def compare(self, at: int, left: Any, *rest: tuple[str, Thunk]) -> Any: ...
-    def assert_(self, at: int, test: Any, message: Thunk | None) -> None: ...
+    def compare(self, at: int, left: object, *rest: tuple[str, Thunk]) -> Any: ...
+    def assert_(self, at: int, test: object, message: Thunk | None) -> None: ...
     def raise_(self, at: int, exc: Thunk | None, cause: Thunk | None) -> None:
         """`exc` is None where the statement re-raises what is being handled."""
 
-    def call(self, at: int, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
-    def called_here(self, at: int, fn: Any) -> Any:
+    def call(self, at: int, fn: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any: ...
+    def called_here(self, at: int, fn: object) -> Any:
         """What is called in the place of a function that looks at the frame it is called in."""
 
-    def getitem(self, at: int, o: Any, k: Any) -> Any: ...
-    def setitem(self, at: int, o: Any, k: Any, v: Any) -> None: ...
-    def delitem(self, at: int, o: Any, k: Any) -> None: ...
-    def held(self, at: int, value: Any) -> Any:
+    def getitem(self, at: int, o: object, k: object) -> Any: ...
+    def setitem(self, at: int, o: object, k: object, v: object) -> None: ...
+    def delitem(self, at: int, o: object, k: object) -> None: ...
+    def held(self, at: int, value: object) -> Any:
         """What a variable holds, which must hold something (`return x`, `y = x`, `del x`)."""
 
-    def getattr_(self, at: int, o: Any, name: str) -> Any: ...
-    def setattr_(self, at: int, o: Any, name: str, v: Any) -> None: ...
-    def binop(self, at: int, op: str, a: Any, b: Any) -> Any: ...
-    def inplace(self, at: int, op: str, a: Any, b: Any) -> Any:
+    def getattr_(self, at: int, o: object, name: str) -> Any: ...
+    def setattr_(self, at: int, o: object, name: str, v: object) -> None: ...
+    def binop(self, at: int, op: str, a: object, b: object) -> Any: ...
+    def inplace(self, at: int, op: str, a: object, b: object) -> Any:
         """The value that `a op= b` binds; `op` is spelled without `=`."""
 
-    def unop(self, at: int, op: str, a: Any) -> Any: ...
-    def contains(self, at: int, item: Any, c: Any) -> Any: ...
-    def fstring(self, at: int, parts: tuple[Any, ...]) -> Any: ...
-    def format_value(self, at: int, v: Any, conversion: str | None, spec: Any) -> Any:
+    def unop(self, at: int, op: str, a: object) -> Any: ...
+    def contains(self, at: int, item: object, c: object) -> Any: ...
+    def fstring(self, at: int, parts: tuple[object, ...]) -> Any: ...
+    def format_value(self, at: int, v: object, conversion: str | None, spec: object) -> Any:
         """`conversion` is "s", "r", "a" or None; `spec` is a string (or what `fstring` made), empty where none is."""
 
-    def iterate(self, at: int, iterable: Any) -> Iterable[Any]:
+    def iterate(self, at: int, iterable: object) -> Iterable[Any]:
         """What Python itself is to iterate: the right side of an unpacking, the source of a generator expression."""
 
     def starred(self, at: int, rest: list[Any]) -> Any:
         """What a starred target of an unpacking holds, from what Python gave it."""
 
-    def display(self, at: int, is_list: bool, *parts: Iterable[Any]) -> Any:
+    def display(self, at: int, is_list: bool, *parts: Iterable[object]) -> Any:
         """A tuple or list of the items of all parts (`(*a, b)`)."""
 
-    def matched(self, at: int, subject: Any, longest: int | None) -> Any:
+    def matched(self, at: int, subject: object, longest: int | None) -> Any:
         """What Python itself is to match against a pattern that takes it apart, into so many items at most."""
 
 
@@ -127,7 +127,7 @@ class PlainRuntime:
 
     __slots__ = ()
 
-    def if_(self, at: int, test: Any, then: Thunk, orelse: Thunk, names: Names, get: Get, set: Set) -> None:
+    def if_(self, at: int, test: object, then: Thunk, orelse: Thunk, names: Names, get: Get, set: Set) -> None:
         if test:
             then()
         else:
@@ -153,7 +153,7 @@ class PlainRuntime:
             if more is not None and not more():
                 break
 
-    def ifexp(self, at: int, test: Any, then: Thunk, orelse: Thunk) -> Any:
+    def ifexp(self, at: int, test: object, then: Thunk, orelse: Thunk) -> Any:
         return then() if test else orelse()
 
     def and_(self, at: int, *thunks: Thunk) -> Any:
@@ -170,13 +170,13 @@ class PlainRuntime:
                 return value
         return thunks[-1]()
 
-    def not_(self, at: int, value: Any) -> Any:
+    def not_(self, at: int, value: object) -> Any:
         return not value
 
-    def truth(self, at: int, value: Any) -> Any:
+    def truth(self, at: int, value: object) -> Any:
         return bool(value)
 
-    def compare(self, at: int, left: Any, *rest: tuple[str, Thunk]) -> Any:
+    def compare(self, at: int, left: object, *rest: tuple[str, Thunk]) -> Any:
         for op, thunk in rest[:-1]:
             right = thunk()
             value = _COMPARE[op](left, right)
@@ -186,7 +186,7 @@ class PlainRuntime:
         op, thunk = rest[-1]
         return _COMPARE[op](left, thunk())
 
-    def assert_(self, at: int, test: Any, message: Thunk | None) -> None:
+    def assert_(self, at: int, test: object, message: Thunk | None) -> None:
         if not test:
             raise AssertionError if message is None else AssertionError(message())
 
@@ -200,7 +200,7 @@ class PlainRuntime:
     def call(self, at: int, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return fn(*args, **kwargs)
 
-    def called_here(self, at: int, fn: Any) -> Any:
+    def called_here(self, at: int, fn: object) -> Any:
         return fn
 
     def getitem(self, at: int, o: Any, k: Any) -> Any:
@@ -212,22 +212,22 @@ class PlainRuntime:
     def delitem(self, at: int, o: Any, k: Any) -> None:
         del o[k]
 
-    def held(self, at: int, value: Any) -> Any:
+    def held(self, at: int, value: object) -> Any:
         return value
 
-    def getattr_(self, at: int, o: Any, name: str) -> Any:
+    def getattr_(self, at: int, o: object, name: str) -> Any:
         return getattr(o, name)
 
-    def setattr_(self, at: int, o: Any, name: str, v: Any) -> None:
+    def setattr_(self, at: int, o: object, name: str, v: object) -> None:
         setattr(o, name, v)
 
-    def binop(self, at: int, op: str, a: Any, b: Any) -> Any:
+    def binop(self, at: int, op: str, a: object, b: object) -> Any:
         return FUNCTIONS[op](a, b)
 
-    def inplace(self, at: int, op: str, a: Any, b: Any) -> Any:
+    def inplace(self, at: int, op: str, a: object, b: object) -> Any:
         return _INPLACE[op](a, b)
 
-    def unop(self, at: int, op: str, a: Any) -> Any:
+    def unop(self, at: int, op: str, a: object) -> Any:
         return _UNARY[op](a)
 
     def contains(self, at: int, item: Any, c: Any) -> Any:
@@ -245,13 +245,13 @@ class PlainRuntime:
     def starred(self, at: int, rest: list[Any]) -> Any:
         return rest
 
-    def display(self, at: int, is_list: bool, *parts: Iterable[Any]) -> Any:
+    def display(self, at: int, is_list: bool, *parts: Iterable[object]) -> Any:
         items: list[Any] = []
         for part in parts:
             items.extend(part)
         return items if is_list else tuple(items)
 
-    def matched(self, at: int, subject: Any, longest: int | None) -> Any:
+    def matched(self, at: int, subject: object, longest: int | None) -> Any:
         return subject
 
 

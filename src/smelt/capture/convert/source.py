@@ -120,7 +120,7 @@ def _lambdas(lines: list[str], code: CodeType) -> Iterator[Root]:
             yield _copied(node)
 
 
-def _copied(node: Any) -> Any:
+def _copied(node: object) -> Any:
     if isinstance(node, ast.AST):
         copy = type(node)(**{name: _copied(value) for name, value in ast.iter_fields(node)})
         return ast.copy_location(copy, node)
@@ -290,7 +290,7 @@ def _same(a: CodeType, b: CodeType) -> bool:
     )
 
 
-def _same_constant(x: Any, y: Any, a: CodeType, b: CodeType) -> bool:
+def _same_constant(x: object, y: object, a: CodeType, b: CodeType) -> bool:
     if isinstance(x, CodeType) and isinstance(y, CodeType):
         return unmangled(x.co_name, class_of(y.co_qualname)) == y.co_name and _same(x, y)
     if type(x) is not type(y):

@@ -87,7 +87,7 @@ def exits_of_all(statements: list[Any]) -> frozenset[str]:
     return found
 
 
-def exits(node: Any) -> frozenset[str]:
+def exits(node: object) -> frozenset[str]:
     """How control may leave a statement, apart from exceptions."""
     known: frozenset[str] | None = getattr(node, "_exits", None)
     if known is None:
@@ -97,7 +97,7 @@ def exits(node: Any) -> frozenset[str]:
     return known
 
 
-def _exits(node: Any) -> frozenset[str]:
+def _exits(node: object) -> frozenset[str]:
     match node:
         case ast.Return():
             return frozenset({RETURN})
@@ -140,7 +140,7 @@ def always_leaves(statements: list[Any]) -> bool:
     return any(_always(s) for s in statements)
 
 
-def _always(node: Any) -> bool:
+def _always(node: object) -> bool:
     match node:
         case ast.Return() | ast.Break() | ast.Continue() | ast.Raise():
             return True
@@ -186,7 +186,7 @@ class Structure:
                 return out
         return out
 
-    def _statement(self, node: Any, level: Level) -> Any:
+    def _statement(self, node: object, level: Level) -> Any:
         match node:
             case ast.If():
                 new: ast.stmt = ast.If(node.test, self.block(node.body, level), self.block(node.orelse, level))
@@ -352,7 +352,7 @@ def _is_irrefutable(pattern: ast.pattern) -> bool:
     return False
 
 
-def _name(name: str, where: Any) -> Any:
+def _name(name: str, where: object) -> Any:
     return _at(ast.Name(name, ast.Load()), where)
 
 
@@ -371,7 +371,7 @@ def _take_in(node: ast.If, rest: list[Any]) -> tuple[ast.If, list[Any]]:
     return ast.copy_location(ast.If(node.test, body, orelse), node), []
 
 
-def _is_exit(node: Any) -> bool:
+def _is_exit(node: object) -> bool:
     return isinstance(node, ast.Return | ast.Break | ast.Continue)
 
 
@@ -383,7 +383,7 @@ def _at(node: Any, where: Any) -> Any:
     return node
 
 
-def _placed(node: Any, where: Any) -> Any:
+def _placed(node: object, where: object) -> Any:
     for name in ("lineno", "col_offset", "end_lineno", "end_col_offset"):
         setattr(node, name, getattr(where, name))
     return node

@@ -45,7 +45,7 @@ def at_hand(number: Number) -> Any:
     return number.value if is_symbolic(number) else number
 
 
-def compute(trace: CaptureTrace, op: str, *numbers: Number, literals: tuple[Any, ...] = ()) -> Number:
+def compute(trace: CaptureTrace, op: str, *numbers: Number, literals: tuple[object, ...] = ()) -> Number:
     """The result of an operator of Python's. Raises: what Python raises; NoExpression where it is a complex number."""
     if not any(map(is_symbolic, numbers)):
         run = python_op(op)

@@ -54,7 +54,7 @@ class Symbols:
     args_tree: Container = field(default_factory=lambda: Container("sequence", tuple, ()))
     kwargs_tree: Container = field(default_factory=lambda: Container("mapping", dict, ()))
 
-    def rename_containers(self, made: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    def rename_containers(self, made: Mapping[str, object], given: Mapping[str, object]) -> None:
         """Note that other containers stand in the keywords of the call than were made for it, at the same places."""
         if made.get(STATE) is not given.get(STATE):
             flattener = Flattener()
@@ -222,7 +222,7 @@ def _fresh(base: str, found: Symbols, taken: set[str]) -> str:
     return name
 
 
-def _strides(tensor: torch.Tensor, sizes: Sequence[Any]) -> list[Any]:
+def _strides(tensor: torch.Tensor, sizes: Sequence[object]) -> list[Any]:
     """The strides in symbols where the tensor fills its memory, in whatever order."""
     shape, strides = list(tensor.shape), list(tensor.stride())
     order = sorted(range(len(shape)), key=lambda i: (strides[i], shape[i] == 1 and type(sizes[i]) is int, -i))

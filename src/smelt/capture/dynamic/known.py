@@ -64,7 +64,7 @@ class KnownValues:
             return
         self.values[slots[0]] = found
 
-    def _plain(self, arg: Any) -> Any:
+    def _plain(self, arg: object) -> Any:
         if isinstance(arg, torch.Tensor):
             slot = self.recorder.slot_of(arg)
             found = self.of(slot)

@@ -128,7 +128,7 @@ class _Numbers:
     def pair(self, native: Value, symbolic: Value) -> None:
         self.pairs[native] = symbolic
 
-    def agree(self, a: Any, b: Any) -> bool:
+    def agree(self, a: object, b: object) -> bool:
         """Whether an argument of the native run is that of the other; a number that is computed is let through."""
         if isinstance(b, Value) and isinstance(b.type, ScalarType):
             return not isinstance(a, Value)

@@ -340,7 +340,7 @@ for _name, _sign, _swapped, _negated in (
     setattr(SizeNode, _name, _compares(f"py.{_name}", _sign, _swapped, _negated))
 
 
-def node_of(value: Any) -> SizeNode | None:
+def node_of(value: object) -> SizeNode | None:
     """The node of a number of torch's that is one of ours."""
     node = getattr(value, "node", None)
     return node if type(node) is SizeNode else None

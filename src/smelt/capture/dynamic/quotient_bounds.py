@@ -48,7 +48,7 @@ def decided_by_parts(trace: Any, operator: str, p: Poly) -> bool | None:
     return False if low > 0 or high < 0 else None
 
 
-def _has_parts(atom: Any) -> bool:
+def _has_parts(atom: object) -> bool:
     if isinstance(atom, Division):
         return atom.operator == "//" and terms.is_constant(atom.right) and terms.constant_of(atom.right) > 0
     return isinstance(atom, Computed) and atom.op in ("py.min", "py.max") and not any(atom.are_float)

@@ -24,12 +24,12 @@ from smelt.ops.sets import where
 Rule = Callable[[Shadows, Sequence[Any], dict[str, Any]], Any]
 
 
-def _number(size: Any) -> Any:
+def _number(size: object) -> Any:
     node = None if type(size) is int else node_of(size)
     return size if node is None else node.number
 
 
-def _numbers(sizes: Sequence[Any]) -> list[Any]:
+def _numbers(sizes: Sequence[object]) -> list[Any]:
     return [_number(size) for size in sizes]
 
 
@@ -82,13 +82,13 @@ def _row_major(tensor: torch.Tensor, *, but_for_ones: bool = False) -> list[Any]
     return sizes
 
 
-def _make(shadows: Shadows, like: torch.Tensor, sizes: Sequence[Any], dtype: torch.dtype | None = None) -> Any:
+def _make(shadows: Shadows, like: torch.Tensor, sizes: Sequence[object], dtype: torch.dtype | None = None) -> Any:
     steps = _steps(sizes)
     return None if steps is None else _laid(shadows, dtype or like.dtype, sizes, steps, like.device)
 
 
 def _laid(
-    shadows: Shadows, dtype: torch.dtype, sizes: Sequence[Any], steps: Sequence[Any], device: torch.device
+    shadows: Shadows, dtype: torch.dtype, sizes: Sequence[object], steps: Sequence[object], device: torch.device
 ) -> Any:
     shown, strides = _shown(sizes, steps)
     return shadows.direct(dtype, shown, strides, device)
@@ -100,7 +100,7 @@ def _shown(sizes: Sequence[Any], steps: Sequence[Any]) -> list[list[Any]]:
     return [[sized(traces[0], n) if traces else n for n in numbers] for numbers in (sizes, steps)]
 
 
-def _needs_grad(args: Sequence[Any]) -> bool:
+def _needs_grad(args: Sequence[object]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
 
 
@@ -201,7 +201,7 @@ def _packed(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     return (x.new_empty((x.shape[0], width)), *(t.new_empty(t.shape) for t in states))
 
 
-def _known(sizes: Sequence[Any]) -> list[Any]:
+def _known(sizes: Sequence[object]) -> list[Any]:
     return [_resolved(size) for size in _numbers(sizes)]
 
 
@@ -310,7 +310,7 @@ def has_rule(name: str) -> bool:
     return name in _RULES
 
 
-def by_rule(shadows: Shadows, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def by_rule(shadows: Shadows, name: str, args: Sequence[object], kwargs: dict[str, Any]) -> Any:
     """The result of an operator on shadows where there is a rule for it, and it says something; else None.
 
     Autocast chooses the dtypes below the operator's entry, where rules do not look.

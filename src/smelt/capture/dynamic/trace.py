@@ -53,7 +53,7 @@ class CaptureTrace(Trace):
             self._check_weight(self._weights[index])
         return index
 
-    def _weight_of(self, meaning: Any) -> int:
+    def _weight_of(self, meaning: object) -> int:
         """How many symbols the text of an atom has: numbers that a loop makes of each other may double it each turn."""
         match meaning:
             case Division(left=left, right=right):
@@ -335,7 +335,7 @@ class CaptureTrace(Trace):
         self.symbols[name] = made
         return made
 
-    def computed(self, op: str, operands: tuple[Number, ...], literals: tuple[Any, ...] = ()) -> Number:
+    def computed(self, op: str, operands: tuple[Number, ...], literals: tuple[object, ...] = ()) -> Number:
         """The result of an operator of Python's as a number of its own. It must not be complex."""
         run = python_op(op)
         assert run is not None

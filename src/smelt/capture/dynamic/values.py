@@ -28,7 +28,7 @@ def sized(trace: CaptureTrace, number: Number) -> Any:
     return number
 
 
-def own(value: Any) -> Any:
+def own(value: object) -> Any:
     """torch gives its own class around a node of ours back: the same as one of ours."""
     if type(value) is SymInt or type(value) is SymFloat:
         node = node_of(value)
@@ -36,19 +36,19 @@ def own(value: Any) -> Any:
     return value
 
 
-def for_torch(value: Any) -> Any:
+def for_torch(value: object) -> Any:
     """The same number in torch's own class, which its kernels need."""
     if type(value) is SizedInt:
         return SymInt(value.node)
     return SymFloat(value.node) if type(value) is SizedFloat else value
 
 
-def is_sized(value: Any) -> bool:
+def is_sized(value: object) -> bool:
     """Whether a value is a size or number with an expression."""
     return isinstance(value, (SymInt, SymFloat)) and node_of(value) is not None
 
 
-def number_of(value: Any) -> Number:
+def number_of(value: object) -> Number:
     """The number in a value, None where there is none."""
     node = node_of(value) if isinstance(value, (SymInt, SymFloat)) else None
     if node is not None:
@@ -56,7 +56,7 @@ def number_of(value: Any) -> Number:
     return value if type(value) in (int, float, bool) else None
 
 
-def computed(op: str, *values: Any, literals: tuple[Any, ...] = ()) -> Any:
+def computed(op: str, *values: object, literals: tuple[object, ...] = ()) -> Any:
     """An operator of Python's on sizes and plain numbers; NotImplemented where one is neither."""
     numbers = [number_of(v) for v in values]
     if any(n is None for n in numbers):
@@ -68,7 +68,7 @@ def computed(op: str, *values: Any, literals: tuple[Any, ...] = ()) -> Any:
         return compute(trace, op, *[plain(v) for v in values], literals=literals)
 
 
-def called(name: str, *values: Any) -> Any:
+def called(name: str, *values: object) -> Any:
     """A function of `math`, or a method of a number, on sizes."""
     trace = next(node.trace for v in values if (node := node_of(v)) is not None)
     try:
@@ -77,7 +77,7 @@ def called(name: str, *values: Any) -> Any:
         return call(trace, name, *[plain(v) for v in values])
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """The number at hand, which the graph then holds for."""
     node = node_of(value)
     return value if node is None else node.guard_int("", 0)
@@ -88,7 +88,7 @@ _KEY = "it is a key of a dict, or in a set"
 _LENGTH = "it says how long a list or text is"
 
 
-def _fixed(value: Any, use: str = "") -> Any:
+def _fixed(value: object, use: str = "") -> Any:
     """The same where Python's own code asks: in converted code it need not. use: what it asks for, for reports."""
     session = current.found()
     if session is not None:
@@ -100,7 +100,7 @@ def _fixed(value: Any, use: str = "") -> Any:
         return plain(value)
 
 
-def _mixed(op: str, a: Any, b: Any) -> Any:
+def _mixed(op: str, a: object, b: object) -> Any:
     found = computed(op, a, b)
     if found is NotImplemented:
         session = current.found()
@@ -114,28 +114,28 @@ def _mixed(op: str, a: Any, b: Any) -> Any:
 
 
 def _forward(op: str) -> Any:
-    def method(self: Any, other: Any) -> Any:
+    def method(self: object, other: object) -> Any:
         return _mixed(op, self, other)
 
     return method
 
 
 def _reverse(op: str) -> Any:
-    def method(self: Any, other: Any) -> Any:
+    def method(self: object, other: object) -> Any:
         return _mixed(op, other, self)
 
     return method
 
 
 def _unary(op: str) -> Any:
-    def method(self: Any) -> Any:
+    def method(self: object) -> Any:
         return computed(op, self)
 
     return method
 
 
 def _call(function: str) -> Any:
-    def method(self: Any) -> Any:
+    def method(self: object) -> Any:
         return called(function, self)
 
     return method
@@ -149,7 +149,7 @@ class _Sized:
     def __bool__(self) -> bool:
         return bool(computed("py.ne", self, 0))
 
-    def __round__(self, digits: Any = None) -> Any:
+    def __round__(self, digits: object = None) -> Any:
         return computed("py.round", self, *(() if digits is None else (digits,)))
 
     def __getattr__(self, name: str) -> Any:
@@ -158,7 +158,7 @@ class _Sized:
             return getattr(_fixed(self), name)
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
-    def __pow__(self, other: Any, modulus: Any = None) -> Any:
+    def __pow__(self, other: object, modulus: object = None) -> Any:
         return _mixed("py.pow", self, other) if modulus is None else pow(_fixed(self), other, modulus)
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
@@ -198,7 +198,7 @@ class _Sized:
     def __copy__(self) -> Any:
         return self
 
-    def __deepcopy__(self, memo: Any) -> Any:
+    def __deepcopy__(self, memo: object) -> Any:
         return self
 
     @property
@@ -238,7 +238,7 @@ def _class(kind: type) -> Any:
     return property(lambda self: kind)
 
 
-def int_is_integer(number: Any) -> Any:
+def int_is_integer(number: object) -> Any:
     """The method of an int, which torch's numbers have and Python's from 3.12 on. Raises: AttributeError."""
     _ = (0).is_integer  # type: ignore[attr-defined]
     return lambda: True

@@ -47,7 +47,7 @@ class Fills:
     _codes: dict[int, tuple[Any, Site | None]] = field(default_factory=dict)
     _properties: dict[tuple[int, str], tuple[Any, str, Site | None]] = field(default_factory=dict)
 
-    def meet(self, cache: Any, site: Site | None) -> None:
+    def meet(self, cache: object, site: Site | None) -> None:
         """Note a `functools.lru_cache` before the run calls it."""
         self._caches.setdefault(id(cache), (cache, frozenset(map(id, cached_tensors(cache))), site))
         self._asked.setdefault(id(cache), asked(cache))
@@ -100,7 +100,7 @@ def is_filling(codes: Collection[int]) -> bool:
     return False
 
 
-def _tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+def _tensors_in(value: object, depth: int = 0) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple, dict)) and depth < _DEEPEST:

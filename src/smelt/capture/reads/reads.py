@@ -313,8 +313,8 @@ class _Recorder:
 
 @contextmanager
 def record_reads(
-    roots: Mapping[str, Any],
-    args: tuple[Any, ...] = (),
+    roots: Mapping[str, object],
+    args: tuple[object, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     heap: ArgumentHeap | None = None,
     state: Sequence[Place] = (),
@@ -359,7 +359,7 @@ def record_reads(
         _end(log, recorder, found, settings, draws)
 
 
-def _end(log: ReadLog, recorder: _Recorder, found: Roots, settings: Any, draws: tuple[Any, Any]) -> None:
+def _end(log: ReadLog, recorder: _Recorder, found: Roots, settings: object, draws: tuple[object, object]) -> None:
     """Fill the log after a run; settings, draws: torch's settings and the generators as they were before it."""
     found.follow_late()
     found.patches.undo()
@@ -370,7 +370,7 @@ def _end(log: ReadLog, recorder: _Recorder, found: Roots, settings: Any, draws: 
     log.effects.extend(_unseen_draws(log, found, *draws))
 
 
-def _unseen_draws(log: ReadLog, found: Roots, pythons: Any, numpys: Any) -> Iterator[Effect]:
+def _unseen_draws(log: ReadLog, found: Roots, pythons: object, numpys: object) -> Iterator[Effect]:
     """Draws from the global generators that raised no profile event; what these stood at before the run."""
     after, now = python_states()
     if after != pythons and not any(effect.what == DRAWS for effect in log.effects):

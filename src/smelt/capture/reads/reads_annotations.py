@@ -49,7 +49,7 @@ class Annotations:
         """The same for a library's code, as `inspect.signature`: it may name them in a text."""
         self.enter(roots, code, (text for text in code.co_consts if type(text) is str))
 
-    def meet(self, roots: Roots, value: Any) -> None:
+    def meet(self, roots: Roots, value: object) -> None:
         """A value that the run has reached."""
         if self._named is None:
             return
@@ -61,7 +61,7 @@ class Annotations:
                 if is_user_class(base):
                     self._hold(roots, base)
 
-    def _hold(self, roots: Roots, owner: Any) -> None:
+    def _hold(self, roots: Roots, owner: object) -> None:
         if id(owner) in self._owners:
             return
         self._owners[id(owner)] = owner
@@ -84,7 +84,7 @@ class Annotations:
         returns.expect(frame, partial(self._note, roots, owner))
         return True
 
-    def _note(self, roots: Roots, owner: Any, made: Any) -> None:
+    def _note(self, roots: Roots, owner: object, made: object) -> None:
         if type(made) is dict:
             self._computed[id(made)] = made, dict(made)
             for name, value in made.items():

@@ -133,11 +133,11 @@ class ArgumentHeap:
         )
         return [value for value in found if type(value) in kinds]
 
-    def was_there(self, value: Any) -> bool:
+    def was_there(self, value: object) -> bool:
         """Whether an object is one of the arguments', or one that the run reached from elsewhere."""
         return id(value) in self.known or id(value) in self.by_id
 
-    def takes(self, container: Any, key: Any) -> bool:
+    def takes(self, container: object, key: object) -> bool:
         """Whether a place is one of those that are put back: of an open object, or an outer attribute."""
         if id(container) in self.opened or any(o.place.is_at(container, key) for o in self.outer):
             return True
@@ -160,7 +160,7 @@ class ArgumentHeap:
         """Whether this is the id of one of the objects, or of one's attribute dict."""
         return place in self.by_id or place in self._spaces
 
-    def attributes_of(self, value: Any) -> Mapping[str, Any] | None:
+    def attributes_of(self, value: object) -> Mapping[str, Any] | None:
         """The attributes that an open object had when the call began; None for other objects."""
         if id(value) not in self.opened or id(value) not in self.by_id:
             return None
@@ -253,7 +253,7 @@ class ArgumentHeap:
             self._is_after = True
 
 
-def _is_followed(value: Any) -> bool:
+def _is_followed(value: object) -> bool:
     if isinstance(value, torch.Size):
         return False
     cls = type(value)
@@ -266,7 +266,7 @@ def _is_followed(value: Any) -> bool:
     return kind_of(cls) == "instance" and registered(cls) is None and is_transparent(value)
 
 
-def is_transparent(value: Any) -> bool:
+def is_transparent(value: object) -> bool:
     """Whether an object is its attributes and nothing else, read and put without code of its class."""
     cls = type(value)
     if has_own_lookup(cls):
@@ -277,12 +277,12 @@ def is_transparent(value: Any) -> bool:
     return not any(overrides_instance(raw_lookup(cls, name)) for name in own)
 
 
-def _is_structure(value: Any) -> bool:
+def _is_structure(value: object) -> bool:
     """Whether a value is known by its parts, whatever becomes of it."""
     return isinstance(value, (list, tuple, dict)) or type(value) is deque or dataclasses.is_dataclass(value)
 
 
-def contents_of(value: Any) -> Contents:
+def contents_of(value: object) -> Contents:
     """What an object holds now."""
     items: Any = None
     if isinstance(value, OrderedDict):
@@ -304,7 +304,7 @@ def contents_of(value: Any) -> Contents:
     return Contents(items, attributes)
 
 
-def put_contents(value: Any, contents: Contents) -> None:
+def put_contents(value: object, contents: Contents) -> None:
     """Have an object hold this and nothing else."""
     if isinstance(value, list):
         list.__setitem__(value, slice(None), contents.items or ())
@@ -345,7 +345,7 @@ def slots_of(cls: type) -> list[tuple[str, Any]]:
     return list(found.items())
 
 
-def _parts(value: Any, contents: Contents) -> Iterator[tuple[str, tuple[str, Any], Any]]:
+def _parts(value: object, contents: Contents) -> Iterator[tuple[str, tuple[str, Any], Any]]:
     """What an object holds, with the suffix of its place and the step there, in the order of a signature's leaves."""
     if isinstance(contents.items, dict):
         for text, (key, item) in zip(key_labels(contents.items), contents.items.items(), strict=True):
@@ -374,7 +374,7 @@ def _alike(before: Contents, after: Contents) -> bool:
     return _same_entries(before.attributes, after.attributes)
 
 
-def _same_entries(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> bool:
+def _same_entries(before: Mapping[Any, object], after: Mapping[Any, object]) -> bool:
     if len(before) != len(after):
         return False
     return all(a is b and is_same(v, w) for (a, v), (b, w) in zip(before.items(), after.items(), strict=True)) or all(

@@ -145,7 +145,9 @@ class _Classifier:
         self._called: set[type] = set()  # classes of modules whose methods are facts
         self._registries: dict[int, int] = {}  # how many registries of an object are facts with all that they hold
 
-    def add(self, kind: str, owner: Any, key: Any, value: Any, raw: RawRead | None, label: str | None = None) -> None:
+    def add(
+        self, kind: str, owner: object, key: object, value: object, raw: RawRead | None, label: str | None = None
+    ) -> None:
         place = (kind, id(owner), None if kind == "content" else key)  # there the key only names the container
         if place not in self.facts:
             holder, site = (owner, None) if raw is None else (raw[0], raw[3])
@@ -202,7 +204,7 @@ class _Classifier:
             if own is not None and not overrides_instance(stored):
                 self.add("absent", own, name, MISSING, raw)
 
-    def _is_state(self, raw: RawRead, stored: Any, own: Mapping[str, Any] | None) -> bool:
+    def _is_state(self, raw: RawRead, stored: object, own: Mapping[str, Any] | None) -> bool:
         """Whether this is a read of an attribute of the class that is state; what leads there is a fact then."""
         owner, name = raw[:2]
         if not self.roots.state or stored is MISSING or (own is not None and name in own):
@@ -248,7 +250,7 @@ class _Classifier:
         kind, seen = ("item", entries[name]) if name in entries else ("absent", MISSING)
         self.add(kind, entries, name, seen, raw)
 
-    def _opened_attribute(self, raw: RawRead, stored: Any) -> None:
+    def _opened_attribute(self, raw: RawRead, stored: object) -> None:
         """Its own attributes are guarded by structure: what is left is what the class holds."""
         owner, name = raw[:2]
         own = None if self.roots.heap is None else self.roots.heap.attributes_of(owner)
@@ -258,7 +260,7 @@ class _Classifier:
             return
         self.add("static", type(owner), name, stored, raw, f"type({self.namer(id(owner))}).{name}")
 
-    def _argument_attribute(self, raw: RawRead, stored: Any) -> None:
+    def _argument_attribute(self, raw: RawRead, stored: object) -> None:
         """Arguments are other objects at the next call: their fields are guarded by structure, no more than those."""
         owner, name = raw[:2]
         if dataclasses.is_dataclass(owner) and any(f.name == name for f in dataclasses.fields(owner)):
@@ -410,7 +412,7 @@ def _special(cls: type, classifier: _Classifier) -> None:
             classifier.add("function", made, None, seen, None, f"{cls.__qualname__}.{name}")
 
 
-def _codes(member: Any) -> Iterator[types.CodeType]:
+def _codes(member: object) -> Iterator[types.CodeType]:
     """The code of a function, and of those that its decorators say they wrap."""
     if isinstance(member, (staticmethod, classmethod)):
         member = member.__func__
@@ -427,7 +429,7 @@ def changes_of(roots: Roots) -> list[Change]:
     """What the run left different in the objects it reached."""
     changes: dict[tuple[int, Any], Change] = {}
 
-    def note(spot: tuple[int, Any], name: str, before: Any, after: Any, site: Site | None) -> None:
+    def note(spot: tuple[int, object], name: str, before: object, after: object, site: Site | None) -> None:
         changes.setdefault(spot, Change(spot, name, before, after, site))
 
     opened = roots.opened
@@ -476,7 +478,7 @@ def changes_of(roots: Roots) -> list[Change]:
     return list(changes.values())
 
 
-def _keep_attribute(roots: Roots, owner: Any, name: str, value: Any, site: Site | None) -> None:
+def _keep_attribute(roots: Roots, owner: object, name: str, value: object, site: Site | None) -> None:
     """The run assigned an attribute what it held before: replaying nothing is right only while it holds that."""
     own = instance_dict(owner)
     if own is None or (name not in own and isinstance(raw_lookup(type(owner), name), types.MemberDescriptorType)):

@@ -88,7 +88,7 @@ def enter_context_variable(roots: Roots, variable: ContextVar[Any], frame: Frame
     roots.reach(value, 0, f"ContextVar {variable.name!r}", site)
 
 
-def hold_factory(roots: Roots, value: Any, site: Site | None) -> None:
+def hold_factory(roots: Roots, value: object, site: Site | None) -> None:
     """What a `defaultdict` calls for a key that it lacks, which nobody sees. Of arguments it is known by structure."""
     if isinstance(value, defaultdict):
         factory = _FACTORY.__get__(value)
@@ -139,7 +139,7 @@ class RawAsks:
             _hold_whole(roots, value, code.co_names, Site(code, 0))
 
 
-def _hold_whole(roots: Roots, value: Any, names: Sequence[str], site: Site | None) -> None:
+def _hold_whole(roots: Roots, value: object, names: Sequence[str], site: Site | None) -> None:
     """All that an object holds counts, if the run has reached it; and all that those hold which are named after it."""
     if kind_of(type(value)) != "instance" or id(value) not in roots.rooted:
         return
@@ -162,7 +162,7 @@ class Loggers:
     def __init__(self) -> None:
         self._held: dict[int, tuple[Any, dict[str, Any], Site | None]] = {}
 
-    def meet(self, logger: Any, site: Site | None) -> None:
+    def meet(self, logger: object, site: Site | None) -> None:
         """One was reached; with it those that it hands messages on to."""
         while logger is not None and id(logger) not in self._held:
             own = instance_dict(logger) or {}

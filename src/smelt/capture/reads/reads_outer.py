@@ -58,7 +58,7 @@ class Outer:
     before: Any
     after: Any
 
-    def put(self, value: Any) -> None:
+    def put(self, value: object) -> None:
         """Have it hold a value, or nothing (MISSING)."""
         if self.place.is_appended:
             self.place.read()[:] = value
@@ -72,7 +72,7 @@ class Outer:
         return found
 
 
-def appended(place: Place, before: tuple[Any, ...]) -> Outer | None:
+def appended(place: Place, before: tuple[object, ...]) -> Outer | None:
     """What was appended to a list that held these; None where something else was done to it."""
     now = place.read()
     if type(now) is not list or len(now) < len(before) or not all(map(operator.is_, before, now)):
@@ -151,7 +151,7 @@ def _is_list_of_a_call(held: Held) -> bool:
     return type(held.value) is list and _STATE_ITSELF.fullmatch(held.place) is None
 
 
-def _is_put(value: Any) -> bool:
+def _is_put(value: object) -> bool:
     return not callable(value) and not isinstance(value, (torch.nn.Module, torch.nn.Parameter))
 
 
@@ -224,7 +224,7 @@ class _Finder:
                 self._look_at((id(container), None))
                 self._container(container)
 
-    def _look_at(self, spot: tuple[int, Any]) -> None:
+    def _look_at(self, spot: tuple[int, object]) -> None:
         self.at = spot
         self.found.add(spot)
 
@@ -244,19 +244,19 @@ class _Finder:
             holder = next((base for base in fact.owner.__mro__ if fact.key in base.__dict__), fact.owner)
             self._of_class(holder, fact.key, fact.value, fact.site)
 
-    def _of_class(self, cls: type, name: str, before: Any, site: Site | None) -> None:
+    def _of_class(self, cls: type, name: str, before: object, site: Site | None) -> None:
         if type(cls) not in (type, ABCMeta) or name.startswith("__"):
             raise _NoPlace  # its own `__setattr__`, or what it makes of names, is not known
         place = Place("class", cls, name, f"{cls.__name__}.{name}", None, site)
         self._add(place, before, place.read())
 
-    def _add(self, place: Place, before: Any, after: Any) -> None:
+    def _add(self, place: Place, before: object, after: object) -> None:
         if before is MISSING or after is MISSING or not (_is_put(before) and _is_put(after)):
             raise _NoPlace
         self.is_settled &= before is not None
         self.places.setdefault(place.spot, place)
 
-    def _attribute(self, owner: Any, name: str, before: Any, after: Any, site: Site | None) -> None:
+    def _attribute(self, owner: object, name: str, before: object, after: object, site: Site | None) -> None:
         roots, cls, own = self.roots, type(owner), instance_dict(owner)
         heap = roots.heap
         if id(owner) in roots.arguments or (heap is not None and heap.owns(id(owner))) or name.startswith("__"):
@@ -280,7 +280,7 @@ class _Finder:
             raise _NoPlace
         self._add(Place("entry", buffers, name, shown, owner, site), before, after)
 
-    def _container(self, container: Any) -> None:
+    def _container(self, container: object) -> None:
         """The place of the outermost container that holds a changed one."""
         roots, top = self.roots, container
         while True:

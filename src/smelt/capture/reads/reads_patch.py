@@ -128,7 +128,7 @@ class ClassPatches:
         return _hook(delete, original)
 
 
-def _nothing(owner: Any, name: str) -> Any:
+def _nothing(owner: object, name: str) -> Any:
     return MISSING
 
 
@@ -154,6 +154,6 @@ def _original(cls: type, name: str) -> Any:
     return getattr(found, HOOKED, found) if callable(found) else getattr(cls, name)
 
 
-def _hook(hook: Any, original: Any) -> Any:
+def _hook(hook: object, original: object) -> Any:
     setattr(hook, HOOKED, original)
     return hook

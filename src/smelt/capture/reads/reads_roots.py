@@ -144,11 +144,11 @@ class Roots:
 
     # ---------------------------------------------------------------- reaching values
 
-    def add_root(self, value: Any, name: str) -> None:
+    def add_root(self, value: object, name: str) -> None:
         """Start from a value that the program holds by itself: its function, its module."""
         self.reach(value, 0, name, None)
 
-    def add_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any], heap: ArgumentHeap | None = None) -> None:
+    def add_arguments(self, args: tuple[object, ...], kwargs: dict[str, Any], heap: ArgumentHeap | None = None) -> None:
         """Start from the call's arguments; their own structure is for the argument guards, not for read facts."""
         if heap is not None:
             known = (place for place in heap.by_id if place in self.rooted)
@@ -165,7 +165,7 @@ class Roots:
                 for label, member in zip(key_labels(dict.keys(held)), dict.keys(held), strict=True):
                     self._reach_member(member, 0, f"{self.name(place)}.keys(){label}", None)
 
-    def _reach_argument(self, value: Any, parent: int, label: str) -> None:
+    def _reach_argument(self, value: object, parent: int, label: str) -> None:
         cls = type(value)
         if isinstance(value, torch.Tensor):
             self.passed.add(id(value))
@@ -229,7 +229,7 @@ class Roots:
                 if kind_of(type(held)) in ("container", "instance", "array"):
                     self.reach(held, parent, f"{label}.{name}", site)
 
-    def _reach_named(self, value: Any, parent: int, label: str, site: Site | None) -> None:
+    def _reach_named(self, value: object, parent: int, label: str, site: Site | None) -> None:
         """A member of an enumeration, or number of a class of its own: what is read of it is seen nowhere, so that all
         that it holds counts.
         """
@@ -255,7 +255,7 @@ class Roots:
             elif name in self._texts and name not in held:
                 self.fact("absent", space, name, MISSING, site, f"{module.__name__}.{name}")
 
-    def _is_given(self, value: Any) -> bool:
+    def _is_given(self, value: object) -> bool:
         """Whether this is one of the arguments' objects."""
         return self.heap is not None and id(value) in self.heap.by_id
 
@@ -302,7 +302,7 @@ class Roots:
         self.reach(method.__func__, id(method), ".__func__", site)
         self.reach(method.__self__, id(method), ".__self__", site)
 
-    def _reach_partial(self, value: Any, site: Site | None) -> None:
+    def _reach_partial(self, value: object, site: Site | None) -> None:
         if isinstance(value, LRU_CACHE):
             self.fills.meet(value, site)
             for _, result in results_of(value):
@@ -314,16 +314,16 @@ class Roots:
             if inner is not None:
                 self.reach(inner, id(value), f".{name}", site)
 
-    def reach_result(self, cache: Any, site: Site | None, result: Any) -> None:
+    def reach_result(self, cache: object, site: Site | None, result: object) -> None:
         """What a call gave that a cache keeps: from now on what becomes of it is seen."""
         self._reach_result(result, cache, site)
 
-    def _reach_result(self, result: Any, cache: Any, site: Site | None) -> None:
+    def _reach_result(self, result: object, cache: object, site: Site | None) -> None:
         """What a cache gives is one object at each call, which others may change. Of tensors `fills` knows."""
         if not has_tensor(result) and kind_of(type(result)) in ("container", "instance", "array"):
             self.reach(result, id(cache), "(...)", site)
 
-    def _reach_container(self, value: Any, site: Site | None) -> None:
+    def _reach_container(self, value: object, site: Site | None) -> None:
         if value is sys.modules and site is not None and only_asks_for_names(site.code, site.offset):
             self._loaded.append((site, frozenset(sys.modules)))
             del self.rooted[id(value)]  # who else comes to it may ask for more
@@ -340,7 +340,7 @@ class Roots:
         if not is_plain_container(type(value)):
             self._watch(value, site)
 
-    def _reach_member(self, member: Any, container: int, label: str, site: Site | None) -> None:
+    def _reach_member(self, member: object, container: int, label: str, site: Site | None) -> None:
         if type(member) not in QUICK_ATOMS or isinstance(member, torch.Tensor):
             self.reach(member, container, label, site)
 
@@ -354,10 +354,10 @@ class Roots:
         if is_user_class(type(cls)):  # a class shows what its metaclass holds
             self._hold_class(type(cls), site)
 
-    def _reach_iterator(self, value: Any, site: Site | None) -> None:
+    def _reach_iterator(self, value: object, site: Site | None) -> None:
         self.refusals.append(("holds an iterator, which a run may advance", self.name(id(value)), site))
 
-    def _reach_hidden(self, value: Any, site: Site | None) -> None:
+    def _reach_hidden(self, value: object, site: Site | None) -> None:
         self.refusals.append(("holds state that cannot be watched", self.name(id(value)), site))
 
     def _reach_bound(self, value: Any, site: Site | None) -> None:
@@ -366,7 +366,7 @@ class Roots:
         if kind_of(type(owner)) in ("container", "instance", "array", "iterator", "hidden", "lock"):
             self.reach(owner, id(value), ".__self__", site)
 
-    def _reach_view(self, value: Any, site: Site | None) -> None:
+    def _reach_view(self, value: object, site: Site | None) -> None:
         """A view of a mapping: what it shows is what the mapping holds."""
         for mapping in gc.get_referents(value):
             self.reach(mapping, id(value), "", site)
@@ -399,7 +399,7 @@ class Roots:
             return False
         return all(is_passed_by(site.code, site.offset, frame.f_lasti) for frame in frames)
 
-    def _reach_random(self, value: Any, site: Site | None) -> None:
+    def _reach_random(self, value: object, site: Site | None) -> None:
         if type(value) is random.Random:  # to hold it is no effect
             self._generators.append((value, value.getstate(), site))
             return
@@ -407,7 +407,7 @@ class Roots:
             return
         self.refusals.append(("holds a random generator", self.name(id(value)), site))
 
-    def _reach_logger(self, value: Any, site: Site | None) -> None:
+    def _reach_logger(self, value: object, site: Site | None) -> None:
         self._loggers.meet(value, site)
 
     def _reach_array(self, value: Any, site: Site | None) -> None:
@@ -448,7 +448,7 @@ class Roots:
                 if kind_of(type(member)) == "instance" and hasattr(type(member), "__get__"):
                     self.reach(member, 0, f"{base.__qualname__}.{name}", None)
 
-    def _reach_instance(self, value: Any, site: Site | None) -> None:
+    def _reach_instance(self, value: object, site: Site | None) -> None:
         if type(value) not in self._classes:
             self._reach_descriptors(type(value))
         if self._asks_classes:
@@ -472,25 +472,27 @@ class Roots:
             hold_error(self, value, site)
         self._watch(value, site)
 
-    def _watch(self, value: Any, site: Site | None, ignore: frozenset[str] = frozenset()) -> None:
+    def _watch(self, value: object, site: Site | None, ignore: frozenset[str] = frozenset()) -> None:
         cls = type(value)
         own_lookup = has_own_lookup(cls)
         if not self.patches.watch(cls, ignore) or own_lookup:
             self.widen(value, site)
 
-    def hold_container(self, container: Any, held: Any, parent: int, label: str, site: Site | None) -> None:
+    def hold_container(self, container: object, held: object, parent: int, label: str, site: Site | None) -> None:
         """A container that came to be during the run, with what it held when it was new."""
         self.rooted.setdefault(id(container), Reached(container, parent, label, site))
         self.copies[id(container)] = (container, held, site)
 
-    def widen(self, value: Any, site: Site | None) -> None:
+    def widen(self, value: object, site: Site | None) -> None:
         """Hold the whole object to what it is now: its lookups are not ours to see."""
         own = instance_dict(value)
         if own is not None and id(own) not in self.copies:
             self.reach(own, id(value), ".__dict__", site)
             self.fact("object", value, None, (type(value), own), site)
 
-    def fact(self, kind: str, owner: Any, key: Any, value: Any, site: Site | None, name: str | None = None) -> None:
+    def fact(
+        self, kind: str, owner: object, key: object, value: object, site: Site | None, name: str | None = None
+    ) -> None:
         place = (kind, id(owner), key)
         if place not in self.facts:
             self.facts[place] = Read(kind, owner, key, value, site, name, owner, self.name)
@@ -506,7 +508,7 @@ class Roots:
 
     # ---------------------------------------------------------------- attribute access
 
-    def _on_read(self, owner: Any, name: str, value: Any, key: tuple[Any, str]) -> None:
+    def _on_read(self, owner: object, name: str, value: object, key: tuple[object, str]) -> None:
         if get_ident() != self._thread or self._busy:
             return
         self._busy, resume = True, watched.resume
@@ -524,10 +526,10 @@ class Roots:
             if resume is not None:
                 resume()
 
-    def _is_for_append(self, owner: Any, name: str, frame: FrameType) -> bool:
+    def _is_for_append(self, owner: object, name: str, frame: FrameType) -> bool:
         return frame.f_lasti >= 0 and is_for_append(frame.f_code, frame.f_lasti)
 
-    def _note_read(self, owner: Any, name: str, value: Any, frame: FrameType) -> None:
+    def _note_read(self, owner: object, name: str, value: object, frame: FrameType) -> None:
         site = site_of(frame)
         value = peek(owner, name) if value is MISSING else value
         self.raw.append((owner, name, value, site))
@@ -541,7 +543,7 @@ class Roots:
         elif type(value) not in QUICK_ATOMS and (id(value) not in self.rooted or self._is_given(value)):
             self.reach(value, id(owner), f".{name}", site)
 
-    def _on_write(self, owner: Any, name: str) -> None:
+    def _on_write(self, owner: object, name: str) -> None:
         key = (id(owner), name)
         if get_ident() == self._thread and id(owner) in self.rooted and key not in self.written:
             site = site_of(sys._getframe(2))
@@ -703,7 +705,7 @@ class Roots:
         if is_handed_on and id(value) not in self._held_modules:
             self._hold_module(value, parent, label, site)
 
-    def _reach_by_name(self, value: Any, parent: int, label: str, site: Site) -> None:
+    def _reach_by_name(self, value: object, parent: int, label: str, site: Site) -> None:
         """The same as `reach`, for what is named in code: what is read of a module there is named, too."""
         setting = setting_of(value)
         if setting is not None:
@@ -753,7 +755,7 @@ class Roots:
         place = id(space) if cls is None else id(cls)
         self.stores.setdefault((place, name), Store(space, name, space.get(name, MISSING), label, site, cls))
 
-    def _refuse_random(self, value: Any, label: str, site: Site) -> None:
+    def _refuse_random(self, value: object, label: str, site: Site) -> None:
         """NumPy's own functions are not builtins that a profile hook sees; their owner tells what they are."""
         if (draw_name(value) or "").startswith("numpy."):
             self.numpys_draws.append((label, site))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from smelt._torch.exact import MISSING
 from smelt.capture.reads.reads_facts import Read, Site
@@ -49,14 +49,14 @@ class Supers:
                     _hold_reads(roots, code, reads, cls.__mro__, start)
 
 
-def _asked(value: Any, start: Any) -> Iterator[type]:
+def _asked(value: object, start: object) -> Iterator[type]:
     """The classes whose bases `super()` may go through for an object: a class itself where it is one of them."""
     if isinstance(value, type) and (not isinstance(start, type) or any(base is start for base in value.__mro__)):
         yield value
     yield type(value)
 
 
-def _hold_reads(roots: Roots, code: CodeType, reads: Iterable[SuperRead], mro: tuple[type, ...], start: Any) -> None:
+def _hold_reads(roots: Roots, code: CodeType, reads: Iterable[SuperRead], mro: tuple[type, ...], start: object) -> None:
     after = mro[next((i for i, base in enumerate(mro) if base is start), len(mro)) + 1 :]
     for read in reads:
         site = Site(code, read.offset)

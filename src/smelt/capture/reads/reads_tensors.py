@@ -128,7 +128,7 @@ class TensorMarks:
             leaves = [one for one in met if one.requires_grad]
             yield self._of_all("hooked", leaves, None, False, "hooks on tensors")
 
-    def _of_all(self, kind: str, met: Sequence[_Met], key: Any, value: Any, label: str) -> Read:
+    def _of_all(self, kind: str, met: Sequence[_Met], key: object, value: object, label: str) -> Read:
         tensors = tuple(one.tensor for one in met)
         return Read(kind, tensors, key, value, met[0].site if met else None, label, tensors, lambda number: label)
 
@@ -165,11 +165,11 @@ class TensorMarks:
             if id(met.tensor) in passed:
                 yield from ((f"{met.name()}.{key}", met.site) for key in met.own if key in names)
 
-    def _fact(self, met: _Met, kind: str, owner: Any, key: str, value: Any, namer: Callable[[int], str]) -> Read:
+    def _fact(self, met: _Met, kind: str, owner: object, key: str, value: object, namer: Callable[[int], str]) -> Read:
         return Read(kind, owner, key, value, met.site, f"{met.name()}.{key}", owner, namer)
 
 
-def own_of(tensor: Any) -> dict[str, Any]:
+def own_of(tensor: object) -> dict[str, Any]:
     """The attributes that a tensor was given, but for marks that tell torch's own compiler how to treat it."""
     own = tensor.__dict__
     return {key: value for key, value in own.items() if not key.startswith("_dynamo_")} if own else {}

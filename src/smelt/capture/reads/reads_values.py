@@ -244,7 +244,7 @@ def raw_lookup(cls: type, name: str) -> Any:
     return MISSING
 
 
-def overrides_instance(stored: Any) -> bool:
+def overrides_instance(stored: object) -> bool:
     """Whether a class attribute wins over the instance's own (a data descriptor, as a property is)."""
     return stored is not MISSING and (hasattr(type(stored), "__set__") or hasattr(type(stored), "__delete__"))
 
@@ -255,12 +255,12 @@ def own_attribute(cls: type, name: str) -> Any:
     return found.__dict__.get(TRACKS, found) if type(found) is types.FunctionType else found
 
 
-def is_plain_builtin(value: Any) -> bool:
+def is_plain_builtin(value: object) -> bool:
     """Whether a builtin function is bound to nothing but its module or class."""
     return type(value) is types.BuiltinFunctionType and isinstance(value.__self__, (type(None), types.ModuleType, type))
 
 
-def instance_dict(value: Any) -> dict[str, Any] | None:
+def instance_dict(value: object) -> dict[str, Any] | None:
     """The object's own attribute dict, without running the user's code; None if it has none."""
     try:
         found = object.__getattribute__(value, "__dict__")
@@ -269,7 +269,7 @@ def instance_dict(value: Any) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def peek(value: Any, name: str) -> Any:
+def peek(value: object, name: str) -> Any:
     """The value of a stored attribute (own dict, a module's registries, a slot), or MISSING; runs no user code."""
     own = instance_dict(value)
     if own is not None:

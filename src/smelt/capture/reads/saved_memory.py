@@ -51,7 +51,7 @@ class Keeper:
     def around(self, record: Record) -> Record:
         """A recorder's hook with a look at what each operator is about to write."""
 
-        def watched(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def watched(overload: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
             if not raw_schema(overload).name.startswith(_KNOWN):
                 self._save_all_of((*args, *kwargs.values()))
             elif raw_schema(overload).name.startswith("aten::resize"):
@@ -73,7 +73,7 @@ class Keeper:
             with torch.no_grad():
                 tensor.set_(storage.clone(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
-    def _save_all_of(self, values: Iterable[Any]) -> None:
+    def _save_all_of(self, values: Iterable[object]) -> None:
         for value in values:
             if isinstance(value, torch.Tensor):
                 self.save(value)

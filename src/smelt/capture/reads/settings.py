@@ -20,13 +20,13 @@ class Setting:
         self.name, self._read = name, read
         self._known: dict[Hashable, Hashable] = {}
 
-    def get(self, default: Any = None) -> Hashable:
+    def get(self, default: object = None) -> Hashable:
         """What is set now."""
         now = self._read()
         return self._known.setdefault(now, now)
 
 
-def setting_of(value: Any) -> Setting | None:
+def setting_of(value: object) -> Setting | None:
     """The setting that decides what comes of a value which a program names; None of nearly all."""
     if isinstance(value, ModuleType):
         return _decimals() if value.__name__ == "decimal" else None

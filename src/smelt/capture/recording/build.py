@@ -193,7 +193,7 @@ class GraphBuilder:
                     if isinstance(slot, Slot):
                         self.values[slot] = part
 
-    def _arg(self, arg: Any, record: Record) -> Arg:
+    def _arg(self, arg: object, record: Record) -> Arg:
         if isinstance(arg, Slot):
             return self._value(arg)
         if isinstance(arg, Value):
@@ -218,7 +218,7 @@ class GraphBuilder:
         return value
 
 
-def no_argument(operator: str, arg: Any, unfit: TypeError) -> tuple[str, str, str]:
+def no_argument(operator: str, arg: object, unfit: TypeError) -> tuple[str, str, str]:
     """What, why and how to fix, of an argument that no graph holds."""
     if isinstance(arg, (list, tuple)):
         arg = next((item for item in arg if isinstance(item, torch.ScriptObject)), arg)
@@ -240,7 +240,7 @@ def _name(path: str) -> str:
     return _NO_WORD.sub("_", path)
 
 
-def _type(result: Any) -> Type:
+def _type(result: object) -> Type:
     if isinstance(result, Slot):
         found: TensorType = slot_type(result)
         return found

@@ -117,7 +117,7 @@ def _offset(original: Any) -> Any:
     return read
 
 
-def _own_property(name: str, original: Any) -> Any:
+def _own_property(name: str, original: object) -> Any:
     """What gives an attribute of every tensor: where `torch.Tensor` has it from its base, that of the base."""
     return original if hasattr(original, "__get__") else getattr(tensor_base, name)
 
@@ -167,7 +167,7 @@ def _is_view(original: Any) -> Any:
     return read
 
 
-def _note_base(tensor: Any, what: str) -> None:
+def _note_base(tensor: object, what: str) -> None:
     recorder = _active()
     if recorder is not None and not is_smelts(sys._getframe(2).f_code.co_filename):
         recorder.read_base(tensor, what)
@@ -203,7 +203,7 @@ def _requiring(original: Any) -> Any:
     return call
 
 
-def _told_of_flag(tensor: Any, before: bool) -> None:
+def _told_of_flag(tensor: object, before: bool) -> None:
     """Note that a tensor requires gradients from now on, or none any more."""
     recorder = _active()
     if recorder is not None and requires_gradient(tensor) is not before:

@@ -44,7 +44,7 @@ class Spent:
 
     _nodes: dict[int, Any] = field(default_factory=dict)
 
-    def add(self, nodes: Iterable[Any]) -> None:
+    def add(self, nodes: Iterable[object]) -> None:
         """Note nodes, and hold them: an identity is another's once its object is gone."""
         self._nodes.update((id(node), node) for node in nodes)
 
@@ -81,7 +81,7 @@ class _Foreign:
     def __init__(self) -> None:
         self.name = ""
 
-    def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
+    def __call__(self, frame: FrameType, event: str, arg: object) -> None:
         if event != "call" or self.name:
             return
         code, caller = frame.f_code, frame.f_back
@@ -168,7 +168,7 @@ def _note(
     recorder.note(INFO, (list(roots), first, list(wrt)), {"create_graph": True} if create else {}, list(made))
 
 
-def _begins_outside(recorder: Recorder, nodes: Iterable[Any]) -> bool:
+def _begins_outside(recorder: Recorder, nodes: Iterable[object]) -> bool:
     """Whether going back leads out of the program, by a tensor that came in with a history: the recorder's error."""
     passed = set(map(id, nodes))
     tensors = [slot.ref() for slot in recorder.inputs] + [entry.tensor for entry in recorder.roots.entries.values()]
@@ -226,13 +226,13 @@ def _slots(results: Any) -> Iterator[Any]:
             yield one
 
 
-def _uses(arg: Any, slot: Any) -> bool:
+def _uses(arg: object, slot: object) -> bool:
     if isinstance(arg, (list, tuple)):
         return any(_uses(one, slot) for one in arg)
     return any(_uses(one, slot) for one in arg.values()) if isinstance(arg, dict) else arg is slot
 
 
-def bound(function: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def bound(function: Signature, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, Any]:
     """The arguments of a call by their names. Raises: TypeError where they do not fit."""
     given = function.bind(*args, **kwargs)
     given.apply_defaults()

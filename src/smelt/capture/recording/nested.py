@@ -68,7 +68,7 @@ class PaddedInstead:
     def __init__(self) -> None:
         self._known: dict[int, _Padded] = {}
 
-    def call(self, recorder: Recorder, decide: Callable[[Any], bool], name: str, args: Sequence[Any]) -> Any:
+    def call(self, recorder: Recorder, decide: Callable[[Any], bool], name: str, args: Sequence[object]) -> Any:
         """What such a call gives; NotImplemented for any other. decide: answers a question that depends on data."""
         record = recorder.record
         if name == "_nested_tensor_from_mask_left_aligned":
@@ -111,7 +111,7 @@ def _gaps(record: Callable[..., Any], valid: torch.Tensor) -> Any:
     return record(_aten.any.default, (record(_aten.logical_and.default, (later, padding), {}),), {})
 
 
-def _pad(recorder: Recorder, held: _Padded, args: Sequence[Any], result: torch.Tensor) -> bool:
+def _pad(recorder: Recorder, held: _Padded, args: Sequence[object], result: torch.Tensor) -> bool:
     if result.shape != held.tensor.shape:
         return False
     mask = recorder.record(_aten.unsqueeze.default, (held.padding, -1), {})

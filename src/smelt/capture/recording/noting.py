@@ -43,7 +43,7 @@ class CallNotes:
         finally:
             _notes.reset(token)
 
-    def note(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def note(self, module: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """A module's forward is called."""
         if id(module) not in self._wanted or id(module) in self.calls or not self.is_complete:
             return

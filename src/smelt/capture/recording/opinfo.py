@@ -74,7 +74,7 @@ class OpInfo:
     raises: bool = False
     is_collective: bool = False
 
-    def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Written, ...]:
+    def written(self, args: Sequence[object], kwargs: dict[str, Any]) -> tuple[Written, ...]:
         """The arguments that a call writes."""
         return self.writes if self.undeclared is None else (*self.writes, *self.undeclared(args, kwargs))
 
@@ -85,7 +85,7 @@ def expectation(kind: str) -> OpInfo:
 
 
 @by_overload
-def op_info(overload: Any) -> OpInfo:
+def op_info(overload: object) -> OpInfo:
     """What the recorder needs to know of an overload."""
     schema = read_schema(overload)
     tags = tag_names(overload)
@@ -132,7 +132,7 @@ def _masks(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
     return [t for t in args[1] if t is not None and t.dtype in (torch.bool, torch.uint8)]
 
 
-def _repeats(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+def _repeats(args: Sequence[object], kwargs: dict[str, Any]) -> Sequence[Any]:
     if kwargs.get("output_size") is not None:
         return []
     # `repeat_interleave(repeats)` alone, or `(x, repeats)`; a plain number of repeats decides nothing by data.
@@ -144,7 +144,7 @@ def _one_hot(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
     return [] if len(args) > 1 and args[1] >= 0 else [args[0]]
 
 
-def _all(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+def _all(args: Sequence[object], kwargs: dict[str, Any]) -> Sequence[Any]:
     found = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
     for arg in args:
         if isinstance(arg, (list, tuple)):
@@ -152,15 +152,15 @@ def _all(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
     return found
 
 
-def _first(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+def _first(args: Sequence[object], kwargs: dict[str, Any]) -> Sequence[Any]:
     return [args[0]]
 
 
-def _second(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+def _second(args: Sequence[object], kwargs: dict[str, Any]) -> Sequence[Any]:
     return [args[1]]
 
 
-def _none(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+def _none(args: Sequence[object], kwargs: dict[str, Any]) -> Sequence[Any]:
     return []
 
 
@@ -194,7 +194,7 @@ GIVING_BACK_BY_SIZE = frozenset((torch.ops.aten.diff.default,))
 """They give their operand back where it has too few elements, and what shares no memory with it where it has more."""
 
 
-def apart(result: torch.Tensor, args: Sequence[Any]) -> torch.Tensor:
+def apart(result: torch.Tensor, args: Sequence[object]) -> torch.Tensor:
     """The result as a tensor of its own, for operands whose sizes data decide: one object is one value of the graph."""
     given: torch.Tensor = torch.ops.aten.alias.default(result) if args and result is args[0] else result
     return given

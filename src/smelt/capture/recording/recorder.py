@@ -250,7 +250,12 @@ class Recorder:
         return result
 
     def _quietly(
-        self, note: Callable[..., None], overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+        self,
+        note: Callable[..., None],
+        overload: object,
+        args: tuple[object, ...],
+        kwargs: dict[str, Any],
+        result: object,
     ) -> None:
         """Note what a call did, unseen by what watches the program."""
         resume = watched.resume
@@ -265,14 +270,14 @@ class Recorder:
             if resume is not None:
                 resume()
 
-    def noted(self, note: Callable[..., None], tensor: torch.Tensor, *args: Any) -> None:
+    def noted(self, note: Callable[..., None], tensor: torch.Tensor, *args: object) -> None:
         """Note what Python did with a tensor. What fails there is the recorder's error, and the program goes on."""
         try:
             note(tensor, *args)
         except Exception as broken:
             self._broken(broken, getattr(note, "__name__", "a note"), (tensor,))
 
-    def _note_error(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], raised: Exception) -> None:
+    def _note_error(self, info: OpInfo, args: tuple[object, ...], kwargs: dict[str, Any], raised: Exception) -> None:
         """An operator raised: where data made it and the program catches that, it has read them."""
         writes = bool(info.written(args, kwargs))
         self.is_unseen |= writes
@@ -391,7 +396,7 @@ class Recorder:
         if deciding is not None and self.specialize:
             self._expect_sizes(info, results, deciding)
 
-    def note(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def note(self, info: OpInfo, args: tuple[object, ...], kwargs: dict[str, Any], result: object) -> None:
         """Note a call that stands for what the program did. Raises: what noting it raises."""
         self._note(info, args, kwargs, result)
 
@@ -417,7 +422,7 @@ class Recorder:
             found = self._modes[key] = Modes(*key)
         return found
 
-    def _broken(self, cause: Exception, overload: Any, met: Sequence[Any]) -> None:
+    def _broken(self, cause: Exception, overload: object, met: Sequence[object]) -> None:
         self.check_nested(value for value in met if isinstance(value, torch.Tensor))
         if self.error is None:
             site = self._find_site(2)
@@ -456,7 +461,7 @@ class Recorder:
         operands.append(slot)
         return slot
 
-    def _define(self, result: Any, family: Family) -> Any:
+    def _define(self, result: object, family: Family) -> Any:
         if isinstance(result, torch.Tensor):
             known = self._slots.get(id(result))
             if known is not None and known.ref() is result:
@@ -734,10 +739,10 @@ class Recorder:
         self,
         info: OpInfo,
         operands: list[Slot],
-        args: Sequence[Any],
+        args: Sequence[object],
         kwargs: dict[str, Any],
         tainted: bool,
-        result: Any,
+        result: object,
     ) -> None:
         if info.short == "_has_compatible_shallow_copy_type":
             if args[0] is args[1]:
@@ -758,7 +763,7 @@ class Recorder:
                 self._expect(kind, args, kwargs, result)
                 self._note_conversion("S0101", slot, info.short, result)
 
-    def _expect(self, kind: str, args: Sequence[Any], kwargs: dict[str, Any], value: Any) -> None:
+    def _expect(self, kind: str, args: Sequence[object], kwargs: dict[str, Any], value: object) -> None:
         """Record that Python read this value here; the tensor may be written later."""
         info, named = _EXPECT[kind], {**kwargs, "value": value}
         self.records.append((info, args, named, (), self._find_site(2), self.scope.path, self._modes_now()))
@@ -781,12 +786,12 @@ class Recorder:
         self._slots[id(tensor)] = slot = Slot(tensor, family, "result")
         self.records[-1] = (*last[:3], (slot,), *last[4:])
 
-    def _deciding(self, tensors: Sequence[Any]) -> Slot | None:
+    def _deciding(self, tensors: Sequence[object]) -> Slot | None:
         """The first tensor whose data decide the size of a result."""
         slots = (self.slot_of(t) for t in tensors if isinstance(t, torch.Tensor))
         return next((slot for slot in slots if slot.family.tainted), None)
 
-    def _expect_sizes(self, info: OpInfo, results: Sequence[Any], slot: Slot) -> None:
+    def _expect_sizes(self, info: OpInfo, results: Sequence[object], slot: Slot) -> None:
         found = [r for one in results for r in (one if isinstance(one, list) else (one,)) if isinstance(r, Slot)]
         if not all(isinstance(r.type, tuple) for r in found):
             self.converted(slot, info.name, "S0102")
@@ -828,7 +833,7 @@ class Recorder:
                     "S0104",
                 )
 
-    def _note_conversion(self, code: str, slot: Slot, what: str, value: Any) -> None:
+    def _note_conversion(self, code: str, slot: Slot, what: str, value: object) -> None:
         kind, origin = self.type_text(slot), self.origin_text(slot)
         site = self._find_site(2)
         self.conversions.append(Conversion(code, what, kind, origin, site, value, True, running_codes(2)))

@@ -56,11 +56,11 @@ class Result(Flattener):
         # An id means an object for as long as that lives, and what a registered class comes apart into may not.
         self._keep: list[Any] = []
 
-    def result(self, value: Any) -> Tree:
+    def result(self, value: object) -> Tree:
         """The structure of a result."""
         return _settled(self.flatten(value, "result"), self._met_again)
 
-    def flatten(self, value: Any, path: str) -> Tree:
+    def flatten(self, value: object, path: str) -> Tree:
         """The structure of a value, with a number for each container that may have a second place."""
         value = self.convert(value)
         if isinstance(value, torch.Tensor):
@@ -85,11 +85,11 @@ class Result(Flattener):
         self._keep.append(value)
         return Made(number, tree)
 
-    def is_closed(self, value: Any) -> bool:
+    def is_closed(self, value: object) -> bool:
         """Whether an object without tensors is returned as itself, for nothing can make another."""
         return not self._is_made(value)
 
-    def _is_made(self, value: Any) -> bool:
+    def _is_made(self, value: object) -> bool:
         if self._was_there is None or self._was_there(value):
             return False
         # An object is the attributes that were found in it, whatever its class makes of others.
@@ -97,7 +97,7 @@ class Result(Flattener):
         return isinstance(value, dict) or type(value) is set or (is_object and not is_called_only(value))
 
 
-def holds_its_own(value: Any, was_there: Callable[[Any], bool]) -> bool:
+def holds_its_own(value: object, was_there: Callable[[Any], bool]) -> bool:
     """Whether a leaf is, or holds, what may change and was made by the run: another call's must have its own."""
     # Of an error each call has one of its own, too: whoever raises it or adds a note changes it.
     if (_changes(value) or isinstance(value, BaseException)) and not was_there(value):
@@ -114,7 +114,7 @@ def holds_its_own(value: Any, was_there: Callable[[Any], bool]) -> bool:
     return False
 
 
-def _changes(value: Any) -> bool:
+def _changes(value: object) -> bool:
     return kind_of(type(value)) in _CHANGING or type(value) is object or isinstance(value, _APART)
 
 

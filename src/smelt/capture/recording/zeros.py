@@ -27,7 +27,9 @@ MAKER = "_efficientzerotensor"
 _SIGNS = {"add": 1, "sub": -1}  # what has an answer of its own for them, and the second operand's sign
 
 
-def note_zeros(recorder: Recorder, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+def note_zeros(
+    recorder: Recorder, info: OpInfo, args: tuple[object, ...], kwargs: dict[str, Any], result: object
+) -> bool:
     """Note a call that gives, or takes, such zeros, as what it comes to; whether it was one that needs that."""
     results = result if isinstance(result, (list, tuple)) else (result,)
     tensors = [one for one in results if isinstance(one, torch.Tensor)]
@@ -72,7 +74,7 @@ def _note_plain(recorder: Recorder, tensor: torch.Tensor) -> None:
     recorder.stands_for(tensor, made)
 
 
-def _note_copy(recorder: Recorder, operand: torch.Tensor, factor: Any, result: torch.Tensor) -> None:
+def _note_copy(recorder: Recorder, operand: torch.Tensor, factor: object, result: torch.Tensor) -> None:
     aten = torch.ops.aten
     spread = _apply(recorder, aten.expand.default, operand, list(result.shape))
     made = _apply(recorder, aten._to_copy.default, spread, dtype=result.dtype)

@@ -56,19 +56,19 @@ class TensorAnnotation:
     def __init__(self, type_: TensorType) -> None:
         self.type = type_
 
-    def __getitem__(self, sizes: Any) -> TensorAnnotation:
+    def __getitem__(self, sizes: object) -> TensorAnnotation:
         given = sizes if isinstance(sizes, tuple) else (sizes,)
         if Ellipsis in given:
             return TensorAnnotation(TensorType(self.type.dtype, None))
         return TensorAnnotation(TensorType(self.type.dtype, tuple(map(_dim, given))))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         raise TypeError(f"smelt.{self.type.dtype} is a type for annotations; tensors are made by torch")
 
-    def __or__(self, other: Any) -> Any:
+    def __or__(self, other: object) -> Any:
         return typing.Union[self, other]  # noqa: UP007 (what `|` itself means here)
 
-    def __ror__(self, other: Any) -> Any:
+    def __ror__(self, other: object) -> Any:
         return typing.Union[other, self]  # noqa: UP007
 
     def __eq__(self, other: object) -> bool:
@@ -81,7 +81,7 @@ class TensorAnnotation:
         return f"smelt.{self.type}"
 
 
-def _dim(size: Any) -> Dim:
+def _dim(size: object) -> Dim:
     if size is None:
         return UNKNOWN_DIM
     if isinstance(size, str) and size.isidentifier():
@@ -108,7 +108,7 @@ class Fields:
         self.cls, self.names, self.parts = cls, tuple(names), tuple(parts)
 
 
-def type_of_annotation(annotation: Any) -> Type | Fields | None:
+def type_of_annotation(annotation: object) -> Type | Fields | None:
     """What an annotation says; None where it says nothing that a graph knows."""
     if isinstance(annotation, TensorAnnotation):
         return annotation.type
@@ -144,7 +144,7 @@ def _hints(cls: type) -> dict[str, Any]:
         return dict(getattr(cls, "__annotations__", {}))
 
 
-def _generic(annotation: Any) -> Type | Fields | None:
+def _generic(annotation: object) -> Type | Fields | None:
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         present = [type_of_annotation(a) for a in args if a is not type(None)]
@@ -166,7 +166,7 @@ def _generic(annotation: Any) -> Type | Fields | None:
     return None
 
 
-def _plain_tuple(found: Any) -> Any:
+def _plain_tuple(found: object) -> Any:
     """A tuple inside a container, as one value."""
     if isinstance(found, Fields) and found.cls is tuple:
         parts = [_plain_tuple(part) for part in found.parts]
@@ -175,5 +175,5 @@ def _plain_tuple(found: Any) -> Any:
     return found
 
 
-def _is_sequence(origin: Any) -> bool:
+def _is_sequence(origin: object) -> bool:
     return origin is list or getattr(origin, "__name__", "") in ("Sequence", "Iterable", "Collection")

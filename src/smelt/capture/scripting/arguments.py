@@ -5,8 +5,6 @@ misfit(f32[B, 4], torch.ones(2, 3), sizes)  ==>  "f32[2, 3], and the graph takes
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from smelt.capture.scripting.annotations import TENSOR
@@ -31,7 +29,7 @@ from smelt.ops.convert import type_of
 _CLASSES: dict[Type, type] = {BOOL: bool, INT: int, FLOAT: float, COMPLEX: complex, STR: str, NONE: type(None)}
 
 
-def misfit(type_: Type, value: Any, sizes: dict[str, int]) -> str:
+def misfit(type_: Type, value: object, sizes: dict[str, int]) -> str:
     """What is wrong with an argument, empty where nothing is. sizes: of the names that earlier arguments had."""
     if type_ == ANY:
         return ""

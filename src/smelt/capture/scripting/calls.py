@@ -182,14 +182,14 @@ def _spread(session: ScriptSession, fn: Any, args: tuple[Any, ...]) -> tuple[Any
     return session.cannot("a list of dynamic length is unpacked into a call's arguments")
 
 
-def _callback(session: ScriptSession, value: Any) -> Any:
+def _callback(session: ScriptSession, value: object) -> Any:
     """A function that C code is going to call, converted."""
     if isinstance(value, FunctionType):
         return session.functions.of(value)
     return value
 
 
-def _function(session: ScriptSession, fn: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _function(session: ScriptSession, fn: FunctionType, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
     code = fn.__code__
     session.depth += 1
     session.running[code] = session.running.get(code, 0) + 1
@@ -216,7 +216,9 @@ def _function(session: ScriptSession, fn: FunctionType, args: tuple[Any, ...], k
             session.too_deep = 0
 
 
-def _bound(session: ScriptSession, owner: Any, fn: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _bound(
+    session: ScriptSession, owner: object, fn: FunctionType, args: tuple[object, ...], kwargs: dict[str, Any]
+) -> Any:
     if isinstance(owner, torch.nn.Module) and fn.__name__ == "forward":
         return _scoped(session, owner, lambda: _function(session, fn, (owner, *args), kwargs))
     if isinstance(owner, torch.Tensor) and not args and not kwargs:
@@ -284,7 +286,7 @@ def _instance(session: ScriptSession, runtime: ScriptRuntime, at: int, cls: Any,
 # --- torch -----------------------------------------------------------------------------------------------------------
 
 
-def is_torch(fn: Any) -> bool:
+def is_torch(fn: object) -> bool:
     """Whether a callable is torch's, in C."""
     owner = getattr(fn, "__self__", None)
     if isinstance(owner, torch.Tensor):
@@ -301,7 +303,7 @@ def is_torch(fn: Any) -> bool:
 
 
 def torch_call(
-    session: ScriptSession, runtime: ScriptRuntime, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    session: ScriptSession, runtime: ScriptRuntime, fn: object, args: tuple[object, ...], kwargs: dict[str, Any]
 ) -> Any:
     """A call of torch's, with marks for what a run knows."""
     args = tuple(_narrowed(session, a) for a in args)
@@ -336,7 +338,7 @@ def _narrowed(session: ScriptSession, value: Any) -> Any:
     return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
 
 
-def _with_marks(session: ScriptSession, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _with_marks(session: ScriptSession, fn: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
     """The call with marks. Tensors are the numbers in them where torch takes nothing else."""
     try:
         return _of_kinds(session, fn, args, kwargs)
@@ -426,7 +428,7 @@ def given(session: ScriptSession, made: Any) -> Any:
 # --- builtins --------------------------------------------------------------------------------------------------------
 
 
-def _handler(fn: Any) -> Any:
+def _handler(fn: object) -> Any:
     try:
         return _HANDLERS.get(fn)
     except TypeError:
@@ -488,7 +490,7 @@ def _is_of_kinds(session: ScriptSession, runtime: ScriptRuntime, value: torch.Te
     return runtime.or_(0, *tests)
 
 
-def _is_open(session: ScriptSession, items: Any) -> bool:
+def _is_open(session: ScriptSession, items: object) -> bool:
     """Whether only a run knows how many items there are."""
     return not isinstance(items, (list, tuple, dict, str)) and sequence_of(session, items) is not None
 
@@ -498,7 +500,7 @@ def _in_python(session: ScriptSession, function: Any, *args: Any) -> Any:
     return _function(session, function, args, {})
 
 
-def list_of(session: ScriptSession, items: Any) -> Any:
+def list_of(session: ScriptSession, items: object) -> Any:
     """The items as a list of the graph."""
     if isinstance(items, StagedObject) and isinstance(slot_of(items).type, ListType):
         return items
@@ -694,7 +696,7 @@ def _zip(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any)
     return runtime.call(0, zip, args, {})
 
 
-def _is_scripting(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
+def _is_scripting(session: ScriptSession, runtime: ScriptRuntime, args: object, kwargs: object) -> Any:
     return False
 
 
@@ -727,7 +729,7 @@ def _pow(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any)
     return NotImplemented
 
 
-def _has_torch_function(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
+def _has_torch_function(session: ScriptSession, runtime: ScriptRuntime, args: object, kwargs: object) -> Any:
     return False
 
 
@@ -740,7 +742,7 @@ def _size(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any
     return NotImplemented
 
 
-def own_text(value: Any, name: str) -> FunctionType | None:
+def own_text(value: object, name: str) -> FunctionType | None:
     """The same for errors, too, whose texts hold what their arguments do."""
     if isinstance(value, BaseException) and any(map(holds_staged, value.args)):
         written = getattr(type(value), f"__{name}__")
@@ -757,13 +759,13 @@ _TEXTS_OF_ERRORS: dict[Any, Any] = {
 }
 
 
-def text_of(session: ScriptSession, value: Any) -> Any:
+def text_of(session: ScriptSession, value: object) -> Any:
     """`str(value)`, where what makes the text may be the program's own."""
     own = own_text(value, "str")
     return str(value) if own is None else _function(session, own, (value,), {})
 
 
-def shape_text(session: ScriptSession, value: Any) -> Any:
+def shape_text(session: ScriptSession, value: object) -> Any:
     """The text of sizes of an unknown rank, made of texts alone; None for anything else."""
     if not isinstance(value, ShapeObject) or isinstance(value, PlainShape):
         return None

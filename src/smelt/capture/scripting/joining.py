@@ -46,7 +46,7 @@ def want_joined(session: ScriptSession) -> None:
         raise Again(join=frozenset(c.key for c in session.calls[1:] if c.key not in session.unjoined))
 
 
-def joined(session: ScriptSession, fn: FunctionType, arguments: Any, run: Callable[[], Any]) -> Any:
+def joined(session: ScriptSession, fn: FunctionType, arguments: object, run: Callable[[], Any]) -> Any:
     """What a call gives. arguments: all that it is given."""
     key = fn.__code__, fn.__qualname__
     if key in session.joined and key not in session.unjoined and session.calls:
@@ -60,7 +60,7 @@ def joined(session: ScriptSession, fn: FunctionType, arguments: Any, run: Callab
         session.calls.pop()
 
 
-def _as_region(session: ScriptSession, key: object, arguments: Any, run: Callable[[], Any]) -> tuple[Any] | None:
+def _as_region(session: ScriptSession, key: object, arguments: object, run: Callable[[], Any]) -> tuple[Any] | None:
     """The call's value, in a tuple; None where its ways cannot be one, and nothing was done."""
     held: list[Any] = [None]
 
@@ -74,7 +74,7 @@ def _as_region(session: ScriptSession, key: object, arguments: Any, run: Callabl
     def get() -> tuple[Any, ...]:
         return (held[0],)
 
-    def set_(values: tuple[Any, ...]) -> None:
+    def set_(values: tuple[object, ...]) -> None:
         held[0] = values[0]
 
     snapshot = session.snapshot((), [arguments])
@@ -134,7 +134,7 @@ def _inline(session: ScriptSession, records: list[Any]) -> None:
                 session.recorder._slots[id(tensor)] = result
 
 
-def _slots(results: Any) -> list[Slot]:
+def _slots(results: object) -> list[Slot]:
     if isinstance(results, Slot):
         return [results]
     return [s for r in results for s in _slots(r)] if isinstance(results, (list, tuple)) else []

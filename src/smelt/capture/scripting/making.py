@@ -35,7 +35,7 @@ def made(session: ScriptSession, mapped: Mapped, fn: Any, args: tuple[Any, ...],
     return NotImplemented
 
 
-def holds_staged(value: Any) -> bool:
+def holds_staged(value: object) -> bool:
     """Whether only a run knows a value, or an item of it."""
     return is_staged(value) or (isinstance(value, (list, tuple)) and any(map(holds_staged, value)))
 
@@ -43,9 +43,9 @@ def holds_staged(value: Any) -> bool:
 def _tensor_of(
     session: ScriptSession,
     mapped: Mapped,
-    data: Any,
-    dtype: Any = None,
-    device: Any = None,
+    data: object,
+    dtype: object = None,
+    device: object = None,
     requires_grad: bool = False,
 ) -> Any:
     if isinstance(data, (list, tuple)):
@@ -81,10 +81,10 @@ def _constant_of(fn: Any, data: Any, dtype: Any, device: Any = None, **rest: Any
     return made.to(dtype=dtype) if device is None else made.to(device=device, dtype=dtype)
 
 
-def _tensor_of_list(session: ScriptSession, mapped: Mapped, data: Any, dtype: Any, device: Any) -> Any:
+def _tensor_of_list(session: ScriptSession, mapped: Mapped, data: object, dtype: object, device: object) -> Any:
     """`torch.tensor(numbers)` of as many as a run knows."""
 
-    def one(number: Any) -> Any:
+    def one(number: object) -> Any:
         return _tensor_of(session, mapped, number, dtype, device)
 
     kinds = {INT: torch.int64, FLOAT: torch.get_default_dtype(), BOOL: torch.bool}

@@ -70,7 +70,7 @@ class ScriptMerger(Merger):
             super()._none_returned(name, is_settled)
         self._maybe[name] = is_settled
 
-    def named(self, name: str, a: Any, b: Any) -> Any:
+    def named(self, name: str, a: object, b: object) -> Any:
         if name not in self._maybe:
             return super().named(name, a, b)
         left, right = (v.value if isinstance(v, Pending) else v for v in (a, b))
@@ -95,7 +95,7 @@ class ScriptMerger(Merger):
         self.session.merged[id(result)] = (self.condition, a, b)
         return result
 
-    def _merge(self, a: Any, b: Any) -> Any:
+    def _merge(self, a: object, b: object) -> Any:
         if a is not b and (self._was_there_staged(a) or self._was_there_staged(b)):
             # What is changed in it later is changed for who holds it since before the branch, too.
             self._fail("a list or dict that was there before meets another")
@@ -142,7 +142,7 @@ class ScriptMerger(Merger):
         like = next((v for v in (a, b) if class_of(v) is not None), None)
         return OpenTuple(found) if like is None else wrap_as(found, like)
 
-    def _was_there_staged(self, value: Any) -> bool:
+    def _was_there_staged(self, value: object) -> bool:
         """Whether a value is a list or dict of the graph's that the program had before the branch."""
         is_container = is_staged(value) and isinstance(slot_of(value).type, (ListType, DictType))
         return is_container and class_of(value) is None and self.session.is_outer(value)
@@ -169,7 +169,7 @@ class ScriptMerger(Merger):
         self.session.note_held(items)
         return Listed([self.session.encode(item) for item in items], type_)
 
-    def _or_none(self, value: Any, is_left: bool) -> Any:
+    def _or_none(self, value: object, is_left: bool) -> Any:
         """A value that is None on the other path; NotImplemented where it is no value of the graph's."""
         if not _is_simple(value) and not _is_plain_tuple(value):
             return NotImplemented
@@ -182,18 +182,18 @@ class ScriptMerger(Merger):
         self._yield_one(slot, None, found, is_left)
         return wrap(found)
 
-    def _of_type(self, type_: Type, a: Any, b: Any) -> Any:
+    def _of_type(self, type_: Type, a: object, b: object) -> Any:
         found = ScalarSlot(type_, (DEAD,) * WORLDS)
         self._yield(self._operand(a), self._operand(b), found)
         return wrap(found)
 
-    def _operand(self, value: Any) -> Any:
+    def _operand(self, value: object) -> Any:
         """A value as an `if` yields it."""
         if type(value) is not tuple:
             return self.session.encode(value)
         return Listed([self.session.encode(item) for item in value], _tuple_type(self.session, value))
 
-    def _scalars(self, a: Any, b: Any) -> Any:
+    def _scalars(self, a: object, b: object) -> Any:
         first, second = value_type(self.session, a), value_type(self.session, b)
         if first != second and ({first, second} <= {*_NUMBERS, ANY} or (ANY in (first, second) and not self.names)):
             # Numbers of two kinds, or what is returned and no more: which one it is, a run knows.
@@ -208,12 +208,12 @@ class ScriptMerger(Merger):
         return super()._scalars(a, b)
 
 
-def _is_simple(item: Any) -> bool:
+def _is_simple(item: object) -> bool:
     """Whether the graph has values for it, and of its own kind."""
     return isinstance(item, (torch.Tensor, *_PLAIN)) or (is_staged(item) and class_of(item) is None)
 
 
-def _is_plain_tuple(value: Any) -> bool:
+def _is_plain_tuple(value: object) -> bool:
     """Whether a value is a tuple that the run knows, of what the graph has values for."""
     return type(value) is tuple and all(map(_is_simple, value))
 
@@ -228,7 +228,7 @@ def value_type(session: ScriptSession, value: Any) -> Type:
     return slot_of(value).type if is_staged(value) else type_of_arg(value)
 
 
-def _tuple_type(session: ScriptSession, value: tuple[Any, ...]) -> TupleType:
+def _tuple_type(session: ScriptSession, value: tuple[object, ...]) -> TupleType:
     return TupleType(tuple(value_type(session, item) for item in value))
 
 

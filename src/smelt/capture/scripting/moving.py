@@ -8,7 +8,6 @@ Invariant: what is told to be two objects is never one of these pairs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from smelt.capture.recording.recorder import Slot, slot_type
 from smelt.capture.staging.records import Listed
@@ -27,7 +26,7 @@ _MOVING = frozenset((
 ))  # fmt: skip
 
 
-def moved_by(op: str, operands: Sequence[Any], result: Slot) -> list[Slot]:
+def moved_by(op: str, operands: Sequence[object], result: Slot) -> list[Slot]:
     """The operands that a result of an operator may be, hold, or be out of."""
     type_ = slot_type(result)
     if not _may_be_object(type_) or not (op in _MOVING or (op == "py.add" and isinstance(type_, _CONTAINERS))):
@@ -35,7 +34,7 @@ def moved_by(op: str, operands: Sequence[Any], result: Slot) -> list[Slot]:
     return _objects_in(operands)
 
 
-def _objects_in(operands: Sequence[Any]) -> list[Slot]:
+def _objects_in(operands: Sequence[object]) -> list[Slot]:
     found: list[Slot] = []
     for operand in operands:
         if isinstance(operand, Listed):

@@ -102,7 +102,7 @@ class Parameters:
         for parameter in (*self.positional, *self.named.values()):
             self._gather(parameter)
 
-    def _gather(self, parameter: Any) -> None:
+    def _gather(self, parameter: object) -> None:
         if isinstance(parameter, Leaf):
             self.leaves.append(parameter)
         elif isinstance(parameter, (Fields, Choice)):
@@ -193,7 +193,7 @@ class Parameters:
             return session.present(slot, is_argument=True)
         return OpenTuple(slot) if parameter.is_tuple else wrap(slot)
 
-    def inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    def inputs(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Any]:
         """The graph's inputs for a call. Raises: CaptureError (S0107) where it is not one that the graph is of."""
         try:
             bound = self.signature.bind(*args, **kwargs)
@@ -229,7 +229,7 @@ class Parameters:
                 raise self._unfit(f"{leaf.name} is {why}", owner)
         return found
 
-    def _collect(self, name: str, parameter: Any, value: Any, found: list[Any]) -> None:
+    def _collect(self, name: str, parameter: object, value: object, found: list[Any]) -> None:
         try:
             _collect(parameter, value, found)
         except _Misfit as why:
@@ -302,13 +302,13 @@ def _collect(parameter: Any, value: Any, found: list[Any]) -> None:
         raise _Misfit(f"{value!r}, and the graph is of {parameter.value!r}")
 
 
-def _is_same(given: Any, held: Any) -> bool:
+def _is_same(given: object, held: object) -> bool:
     """Whether an argument is the plain value that a graph is of; other containers than Python's own by their items."""
     is_container = isinstance(given, (dict, set, deque)) and type(given) is type(held)
     return same(given, held) or (is_container and same(contents(given), contents(held)))
 
 
-def _types_of(parameter: Any) -> list[Type]:
+def _types_of(parameter: object) -> list[Type]:
     if isinstance(parameter, Leaf):
         return [parameter.type]
     return [t for part in parameter.parts for t in _types_of(part)] if isinstance(parameter, Fields) else []
@@ -376,7 +376,7 @@ def _unread(code: CodeType) -> set[str]:
     return {*named} - read - {*code.co_cellvars}
 
 
-def _bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+def _bound(signature: inspect.Signature, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Mapping[str, Any]:
     try:
         return signature.bind(*args, **kwargs).arguments
     except TypeError as unfit:
@@ -397,7 +397,7 @@ def _variable(parameter: Any, values: list[Any], positional: list[Any], named: d
         named.update({k: _of_values(k, [v]) for k, v in values[0].items()})
 
 
-def _optional_tensor(annotation: Any) -> TensorType | None:
+def _optional_tensor(annotation: object) -> TensorType | None:
     found = type_of_annotation(annotation)
     element = found.element if isinstance(found, OptionalType) else None
     return element if isinstance(element, TensorType) else None
@@ -482,7 +482,7 @@ def _of_values(name: str, values: Sequence[Any]) -> Parameter:
     return Leaf(name, found)  # type: ignore[arg-type]
 
 
-def _type_of_value(value: Any) -> Type | None:
+def _type_of_value(value: object) -> Type | None:
     if isinstance(value, torch.Tensor):
         return type_of(value)
     if type(value) in _DEFAULTS:

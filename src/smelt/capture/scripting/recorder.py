@@ -118,7 +118,7 @@ class Marks:
         return None
 
     @staticmethod
-    def key(mark: Any) -> Any:
+    def key(mark: object) -> Any:
         """The key of a mark in `slots`."""
         return (type(mark), str(mark) if isinstance(mark, torch.device) else mark)
 
@@ -154,7 +154,7 @@ class ScriptRecorder(ShadowRecorder):
 
     # --- operands ----------------------------------------------------------------------------------------------------
 
-    def _encode(self, arg: Any, operands: list[Slot]) -> Any:
+    def _encode(self, arg: object, operands: list[Slot]) -> Any:
         marked = self.marks.slot(arg)
         if marked is not None:
             operands.append(marked)
@@ -177,7 +177,7 @@ class ScriptRecorder(ShadowRecorder):
 
     # --- operators ---------------------------------------------------------------------------------------------------
 
-    def record(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record(self, overload: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
         session = self.session
         try:
             return self._record(overload, args, kwargs)
@@ -234,7 +234,7 @@ class ScriptRecorder(ShadowRecorder):
                     self.makers[slot] = self.records[-1]
         return None if not results else results[0] if len(results) == 1 else tuple(results)
 
-    def _is_unknown(self, tensor: Any) -> bool:
+    def _is_unknown(self, tensor: object) -> bool:
         type_ = slot_type(self.slot_of(tensor))
         return isinstance(type_, TensorType) and type_.dtype == DType.UNKNOWN
 
@@ -326,7 +326,7 @@ class ScriptRecorder(ShadowRecorder):
     # --- types -------------------------------------------------------------------------------------------------------
 
     def _types(
-        self, overload: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any], noted: list[Any],
+        self, overload: object, info: OpInfo, args: Sequence[object], kwargs: dict[str, Any], noted: list[Any],
         named: dict[str, Any], operands: Sequence[Slot],
     ) -> tuple[Sequence[Type], Any]:  # fmt: skip
         if info.sized_by is None and all(_is_static(slot) for slot in operands):
@@ -356,7 +356,7 @@ class ScriptRecorder(ShadowRecorder):
             indexed, maker = indexed + 1, self.makers.get(maker[1][0])
         return {"indexed": indexed}
 
-    def _argument(self, info: OpInfo, arg: Any, values: dict[Slot, Value]) -> Any:
+    def _argument(self, info: OpInfo, arg: object, values: dict[Slot, Value]) -> Any:
         """An argument as the graph's. Raises: what stops the session, where no graph holds it."""
         try:
             return _argument(arg, values)
@@ -394,7 +394,7 @@ class ScriptRecorder(ShadowRecorder):
         # Before they are given back: an `out=` may have got its size just now, which what it stands for has not.
         return [_type_of(r) for r in results], _each(_give_back(result, back), info)
 
-    def _refuse(self, error: Exception, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def _refuse(self, error: Exception, info: OpInfo, args: Sequence[object], kwargs: dict[str, Any]) -> None:
         self.session.refuse(error, info, args, kwargs)
         raise error
 
@@ -418,7 +418,7 @@ class ScriptRecorder(ShadowRecorder):
         return session.answer(found) if found.type == BOOL else wrap(found)
 
 
-def _is_safe(info: OpInfo, noted: Sequence[Any]) -> bool:
+def _is_safe(info: OpInfo, noted: Sequence[object]) -> bool:
     """Whether an operator takes every tensor: one operand, each element for itself, or all together."""
     tensors = [a for a in noted if isinstance(a, Slot) and not isinstance(a, ScalarSlot)]
     others = [a for a in noted if isinstance(a, (ScalarSlot, list, tuple))]
@@ -445,7 +445,7 @@ def _each(result: Any, info: OpInfo) -> list[Any]:
     return [result] if info.result_count == 1 else list(result or ())
 
 
-def _is_fresh(result: Any) -> bool:
+def _is_fresh(result: object) -> bool:
     if isinstance(result, (list, tuple)):
         return all(map(_is_fresh, result))
     return result is None or isinstance(result, torch.Tensor)
@@ -459,7 +459,7 @@ def _type_of(result: Any) -> Type:
     return TupleType(tuple(map(_type_of, result)))
 
 
-def _argument(arg: Any, values: dict[Slot, Value]) -> Any:
+def _argument(arg: object, values: dict[Slot, Value]) -> Any:
     """An argument as the graph's: values of the slots' types."""
     if isinstance(arg, Slot):
         if arg not in values:

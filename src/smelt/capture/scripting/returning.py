@@ -29,7 +29,7 @@ class AsReturned:
         self._changed = {id(change.container) for change in changed}
         self._made: dict[int, Any] = {}  # by the id of what it stands for
 
-    def of(self, value: Any) -> Any:
+    def of(self, value: object) -> Any:
         """The result, or a part of one."""
         if isinstance(value, (ShapeObject, OpenTuple)):
             return self.session.as_in_program(value)

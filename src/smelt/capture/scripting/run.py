@@ -194,7 +194,7 @@ def _has_defaults(function: Any, kinds: tuple[type, ...]) -> bool:
 
 
 def _with_what_is_asked_for(
-    fn: Any, examples: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]], learned: Learned
+    fn: object, examples: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]], learned: Learned
 ) -> Scripted:
     """The graph; where it ends in an error, with optional parameters that get it further ("give input_ids or ...")."""
     first = found = _scripted(fn, examples, learned)
@@ -228,7 +228,7 @@ def _asked_for(found: Scripted) -> list[str]:
     return list(dict.fromkeys((*named, *alike, *names)))
 
 
-def _scripted(fn: Any, examples: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]], learned: Learned) -> Scripted:
+def _scripted(fn: object, examples: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]], learned: Learned) -> Scripted:
     for _ in range(_MOST_RUNS):
         try:
             return _Run(fn, examples, learned).run()
@@ -534,7 +534,7 @@ def _adds(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Attribute) and call.func.attr in _ADDING
 
 
-def _is(node: ast.expr, value: Any) -> bool:
+def _is(node: ast.expr, value: object) -> bool:
     return isinstance(node, ast.Constant) and type(node.value) is type(value) and bool(node.value == value)
 
 

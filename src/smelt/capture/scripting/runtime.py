@@ -47,13 +47,13 @@ class ScriptRuntime(StagingRuntime):
 
     # --- branches ----------------------------------------------------------------------------------------------------
 
-    def if_(self, at: int, test: Any, then: Any, orelse: Any, names: Any, get: Any, set: Any) -> None:
+    def if_(self, at: int, test: object, then: object, orelse: object, names: object, get: object, set: object) -> None:
         frame = sys._getframe(1)
         self.session.arms[frame.f_code.co_filename, at] = (_first_line(then, at), _first_line(orelse, at))
         test = self.session.settled(test)
         super().if_(at, test, then, orelse, names, get, set)
 
-    def not_(self, at: int, value: Any) -> Any:
+    def not_(self, at: int, value: object) -> Any:
         return super().not_(at, self.session.settled(value))
 
     # --- calls and attributes ----------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ class ScriptRuntime(StagingRuntime):
             self._programs(error)
             raise
 
-    def getattr_(self, at: int, o: Any, name: str) -> Any:
+    def getattr_(self, at: int, o: object, name: str) -> Any:
         session = self.session
         _use(session, o)
         try:
@@ -121,7 +121,7 @@ class ScriptRuntime(StagingRuntime):
                 )
         return quiet.read(tensor, name)
 
-    def setattr_(self, at: int, o: Any, name: str, v: Any) -> None:
+    def setattr_(self, at: int, o: object, name: str, v: object) -> None:
         try:
             setter = _property(o, name, "fset")
             if setter is not None:
@@ -136,7 +136,7 @@ class ScriptRuntime(StagingRuntime):
 
     # --- operators ---------------------------------------------------------------------------------------------------
 
-    def binop(self, at: int, op: str, a: Any, b: Any) -> Any:
+    def binop(self, at: int, op: str, a: object, b: object) -> Any:
         session = self.session
         _use(session, a, b)
         try:
@@ -159,13 +159,13 @@ class ScriptRuntime(StagingRuntime):
             self._programs(error)
             raise
 
-    def _numbers_for_tensors(self, value: Any, other: Any) -> Any:
+    def _numbers_for_tensors(self, value: object, other: object) -> Any:
         """A staged number beside a tensor, as torch's parsers take it."""
         if is_staged(value) and isinstance(other, torch.Tensor):
             return mark(self.session, value)
         return value
 
-    def _lists(self, a: Any, b: Any) -> tuple[Any, Any]:
+    def _lists(self, a: object, b: object) -> tuple[Any, Any]:
         """The operands of `a += b`, where a list takes in whatever can be gone over."""
         session = self.session
         if isinstance(a, torch.Tensor) and type(b) is list:
@@ -178,7 +178,7 @@ class ScriptRuntime(StagingRuntime):
                 session.cannot("a value of unknown kind is changed in place", "a list is, a number is not: annotate it")
         return a, b
 
-    def inplace(self, at: int, op: str, a: Any, b: Any) -> Any:
+    def inplace(self, at: int, op: str, a: object, b: object) -> Any:
         _use(self.session, a, b)
         try:
             a, b = map(self.session.settled, (a, b))
@@ -203,7 +203,7 @@ class ScriptRuntime(StagingRuntime):
             self._programs(error)
             raise
 
-    def unop(self, at: int, op: str, a: Any) -> Any:
+    def unop(self, at: int, op: str, a: object) -> Any:
         name = UNARY_BY_SYMBOL[op].method
         try:
             a = self.session.settled(a)
@@ -224,7 +224,7 @@ class ScriptRuntime(StagingRuntime):
             self.raise_if(test, lambda: TypeError(_NOT_INVERTED))
         return torch.ops.aten.bitwise_not.default(a)
 
-    def _operator(self, at: int, op: str, a: Any, b: Any) -> Any:
+    def _operator(self, at: int, op: str, a: object, b: object) -> Any:
         """A method of the user's own class; NotImplemented where there is none."""
         asked = BY_SYMBOL[op]
         for owner, method, other in ((a, asked.method, b), (b, asked.reflected, a)):
@@ -237,7 +237,7 @@ class ScriptRuntime(StagingRuntime):
                     return found
         return NotImplemented
 
-    def _compare(self, op: str, left: Any, right: Any) -> Any:
+    def _compare(self, op: str, left: object, right: object) -> Any:
         session = self.session
         _use(session, left, right)
         try:
@@ -264,11 +264,11 @@ class ScriptRuntime(StagingRuntime):
             self._programs(error)
             raise
 
-    def _with_tensor(self, op: str, left: Any, right: Any) -> Any:
+    def _with_tensor(self, op: str, left: object, right: object) -> Any:
         left, right = self._numbers_for_tensors(left, right), self._numbers_for_tensors(right, left)
         return compared(op, left, right)
 
-    def _is(self, op: str, left: Any, right: Any) -> Any:
+    def _is(self, op: str, left: object, right: object) -> Any:
         session = self.session
         value, other = (right, left) if left is None else (left, right)
         if is_staged(value) and other is None:
@@ -285,7 +285,7 @@ class ScriptRuntime(StagingRuntime):
                 return found if op == "is" else self.not_(0, found)
         return (left is right) if op == "is" else (left is not right)
 
-    def _is_staged(self, value: Any, other: Any) -> Any:
+    def _is_staged(self, value: object, other: object) -> Any:
         """Whether a value that a run knows is the very object. Raises: CannotStage where equal ones may be two."""
         kind, theirs = _kind_of(value), _kind_of(other)
         if is_staged(other) and slot_of(value) is slot_of(other):
@@ -303,7 +303,7 @@ class ScriptRuntime(StagingRuntime):
             check_told_apart(self.session, one, two)
         return False
 
-    def contains(self, at: int, item: Any, c: Any) -> Any:
+    def contains(self, at: int, item: object, c: object) -> Any:
         try:
             c = self.session.settled(c)
             own: Any = getattr(type(c), "__contains__", None)
@@ -324,7 +324,7 @@ class ScriptRuntime(StagingRuntime):
 
     # --- items -------------------------------------------------------------------------------------------------------
 
-    def getitem(self, at: int, o: Any, k: Any) -> Any:
+    def getitem(self, at: int, o: object, k: object) -> Any:
         session = self.session
         _use(session, o, k)
         try:
@@ -364,7 +364,7 @@ class ScriptRuntime(StagingRuntime):
             self._programs(error)
             raise
 
-    def setitem(self, at: int, o: Any, k: Any, v: Any) -> None:
+    def setitem(self, at: int, o: object, k: object, v: object) -> None:
         session = self.session
         _use(session, o, k, v)
         try:
@@ -389,7 +389,7 @@ class ScriptRuntime(StagingRuntime):
             self._programs(error)
             raise
 
-    def delitem(self, at: int, o: Any, k: Any) -> None:
+    def delitem(self, at: int, o: object, k: object) -> None:
         try:
             if isinstance(o, StagedObject) or type(o) in (list, dict):
                 self.session.check_change(o)
@@ -405,7 +405,15 @@ class ScriptRuntime(StagingRuntime):
     # --- loops -------------------------------------------------------------------------------------------------------
 
     def for_(
-        self, at: int, iterable: Any, body: Any, names: Any, get: Any, set: Any, more: Any, anew: Any = ()
+        self,
+        at: int,
+        iterable: object,
+        body: object,
+        names: object,
+        get: object,
+        set: object,
+        more: object,
+        anew: object = (),
     ) -> None:
         session = self.session
         session.check_iterator(iterable)
@@ -418,7 +426,7 @@ class ScriptRuntime(StagingRuntime):
             iterable = _OpenRows(session, iterable)
         super().for_(at, iterable, body, names, get, set, more, anew)
 
-    def iterate(self, at: int, iterable: Any) -> Iterable[Any]:
+    def iterate(self, at: int, iterable: object) -> Iterable[Any]:
         session = self.session
         _use(session, iterable)
         session.check_iterator(iterable)
@@ -450,7 +458,7 @@ class ScriptRuntime(StagingRuntime):
 
     # --- text --------------------------------------------------------------------------------------------------------
 
-    def format_value(self, at: int, v: Any, conversion: str | None, spec: Any) -> Any:
+    def format_value(self, at: int, v: object, conversion: str | None, spec: object) -> Any:
         try:
             text = calls.shape_text(self.session, v)
             v = self.session.as_in_program(v) if text is None else text
@@ -534,7 +542,7 @@ class _OpenRows(StagedSequence):
     def length(self) -> Any:
         return self.session.size(self.tensor, 0)
 
-    def item(self, number: Any) -> Any:
+    def item(self, number: object) -> Any:
         return tensors.index(self.session, self.tensor, number)
 
 
@@ -558,12 +566,12 @@ class _Unpacked:
             return self._all(length, code[at + 1])
         return self._with_rest(length, code[at + 1], code[at - 1] if at > 1 and code[at - 2] == _EXTENDED else 0)
 
-    def _all(self, length: Any, count: int) -> Any:
+    def _all(self, length: object, count: int) -> Any:
         self._check("gt", length, count, f"too many values to unpack (expected {count})")
         self._check("lt", length, count, f"not enough values to unpack (expected {count}, got ")
         return iter([self.runtime.getitem(0, self.items, i) for i in range(count)])
 
-    def _with_rest(self, length: Any, before: int, after: int) -> Any:
+    def _with_rest(self, length: object, before: int, after: int) -> Any:
         """The first items, all others as one that spreads, the last ones."""
         session, items = self.runtime.session, self.items
         count = before + after
@@ -579,7 +587,7 @@ class _Unpacked:
         first = [self.runtime.getitem(0, items, i) for i in range(before)]
         return iter([*first, Spread(rest), *(self.runtime.getitem(0, items, i) for i in last)])
 
-    def _check(self, op: str, length: Any, count: int, text: str) -> None:
+    def _check(self, op: str, length: object, count: int, text: str) -> None:
         """Raise where there are more or fewer items than targets. text: the error's, up to the number it ends with."""
         closing = ")" if text.endswith(" ") else ""
         if isinstance(length, int) and not is_staged(length):
@@ -595,7 +603,7 @@ class _Unpacked:
         )
 
 
-def _kind_of(value: Any) -> Any:
+def _kind_of(value: object) -> Any:
     """The type of a value that a run knows, None or not; of a plain number or text; None for all else."""
     if not is_staged(value):
         return _OF_CLASS.get(type(value))
@@ -603,16 +611,16 @@ def _kind_of(value: Any) -> Any:
     return kind.element if isinstance(kind, OptionalType) else kind
 
 
-def _listed(value: Any) -> Any:
+def _listed(value: object) -> Any:
     """A tuple as a list, as sizes stand in the graph."""
     return list(value) if isinstance(value, tuple) else value
 
 
-def _is_open_number(session: ScriptSession, value: Any) -> bool:
+def _is_open_number(session: ScriptSession, value: object) -> bool:
     return isinstance(value, torch.Tensor) and tensors.is_symbolic(session, value)
 
 
-def _property(o: Any, name: str, kind: str = "fget") -> Any:
+def _property(o: object, name: str, kind: str = "fget") -> Any:
     """The function behind a property of the user's own class."""
     if isinstance(o, type):
         return None

@@ -180,7 +180,7 @@ class ScriptSession(Session):
         site = None if record is None else record[4]
         return None if site is None else site.span
 
-    def assume(self, value: Any, type_: Type) -> None:
+    def assume(self, value: object, type_: Type) -> None:
         """A parameter without a type turns out to be of one by its use. Raises: Assume."""
         slot = self.recorder.slot_of(value) if isinstance(value, torch.Tensor) else None
         if slot in self.assumable:
@@ -189,7 +189,7 @@ class ScriptSession(Session):
     def widened(self, before: Type, after: Type) -> Type | None:
         return widened(before, after)
 
-    def _combine(self, region: Region, number: int, part: Any) -> tuple[list[Any], Outcome]:
+    def _combine(self, region: Region, number: int, part: object) -> tuple[list[Any], Outcome]:
         is_first = number == 0 and not self.regions
         if is_first and self.optional and self.paths * 2**self.optional > self.most_explored:
             why = (
@@ -277,7 +277,7 @@ class ScriptSession(Session):
 
     # --- values ------------------------------------------------------------------------------------------------------
 
-    def encode(self, value: Any) -> Any:
+    def encode(self, value: object) -> Any:
         if type(value) in (torch.dtype, torch.device, torch.layout, torch.memory_format):
             return value
         if isinstance(value, _LITERALS) and not is_staged(value) and not isinstance(value, torch.Tensor):
@@ -286,7 +286,7 @@ class ScriptSession(Session):
             return super().encode(list(value))
         return super().encode(value)
 
-    def emit(self, op: str, *args: Any, **kwargs: Any) -> Any:
+    def emit(self, op: str, *args: object, **kwargs: object) -> Any:
         if tells_tuples(op, args):
             return of_tuples(self, op, args, kwargs)
         operands = [self.encode(arg) for arg in args]
@@ -322,7 +322,7 @@ class ScriptSession(Session):
             self.opposites[operands[0]] = pairs[0][1]
         return pairs[0][0] if len(pairs) == 1 else tuple(v for v, _ in pairs)
 
-    def opened(self, items: tuple[Any, ...], type_: ListType) -> Any:
+    def opened(self, items: tuple[object, ...], type_: ListType) -> Any:
         slot = ScalarSlot(type_, _DEAD)
         self.note_held(items)
         self.append("py.list", [self.encode(item) for item in items], {}, [slot])
@@ -356,15 +356,15 @@ class ScriptSession(Session):
         found: StagedObject = self.emit("py.call", "builtins.list", items)
         return found
 
-    def is_real_power(self, base: Any, exponent: Any) -> bool:
+    def is_real_power(self, base: object, exponent: object) -> bool:
         return False  # nothing says what the base will be, and what it gives may be of any kind
 
-    def printed(self, value: Any) -> Any:
+    def printed(self, value: object) -> Any:
         return self.text_of(self, value)
 
     # --- containers in containers ------------------------------------------------------------------------------------
 
-    def note_held(self, items: Sequence[Any]) -> None:
+    def note_held(self, items: Sequence[object]) -> None:
         for item in items:
             if is_staged(item):
                 if isinstance(slot_of(item).type, (ListType, DictType)):
@@ -383,22 +383,22 @@ class ScriptSession(Session):
             if slot_type(result) == ANY and all(map(self.is_number, values)):
                 self.numbers.add(result)
 
-    def check_change(self, container: Any) -> None:
+    def check_change(self, container: object) -> None:
         """Raises: CannotStage for a list in a list: the graph's containers are values, that would not be seen there."""
         held = slot_of(container) in self.held if is_staged(container) else id(container) in self.given
         if held:
             kind = type(container).__name__ if not is_staged(container) else str(slot_of(container).type)
             self.cannot(f"a {kind} is changed that stands in another container", HELD_VALUES)
 
-    def _asked_before(self, key: Any) -> Any:
+    def _asked_before(self, key: object) -> Any:
         """The answer that a question had already on this path, so that the program takes one way for both."""
         return None if key is None else next((r.answers[key] for r in reversed(self.regions) if key in r.answers), None)
 
-    def _remember(self, key: Any, slot: Any) -> None:
+    def _remember(self, key: object, slot: object) -> None:
         if key is not None and self.regions:
             self.regions[-1].answers[key] = slot
 
-    def check_iterator(self, value: Any) -> None:
+    def check_iterator(self, value: object) -> None:
         """Raises: CannotStage where a value is an iterator from outside."""
         if value is not None and self.iterators.get(id(value)) is value:
             self.cannot(
@@ -406,7 +406,9 @@ class ScriptSession(Session):
                 "the program is not run by scripting, and an iterator cannot be rewound",
             )
 
-    def attempt(self, op: str, operands: Sequence[Any], named: Mapping[str, Any], given: Sequence[Any] = ()) -> None:
+    def attempt(
+        self, op: str, operands: Sequence[object], named: Mapping[str, object], given: Sequence[object] = ()
+    ) -> None:
         """An operator that may raise where the program catches: whether it does is asked first, and what it raises.
 
         Raises: what the operator would, on the path where it does.
@@ -432,7 +434,7 @@ class ScriptSession(Session):
         self.raised.append(error)
         raise error
 
-    def _unsafe(self, op: str, *args: Any) -> Any:
+    def _unsafe(self, op: str, *args: object) -> Any:
         """The same as `emit` for what is known not to raise."""
         operands = [self.encode(arg) for arg in args]
         (type_,) = infer_python(op, [_typed(o) for o in operands])
@@ -440,10 +442,10 @@ class ScriptSession(Session):
         self.append(op, operands, {}, [slot])
         return value
 
-    def value_of(self, type_: Type, examples: tuple[Any, ...], is_native: bool = False) -> tuple[Any, Slot]:
+    def value_of(self, type_: Type, examples: tuple[object, ...], is_native: bool = False) -> tuple[Any, Slot]:
         return super().value_of(type_, _DEAD, False)
 
-    def read(self, name: str, tensor: torch.Tensor, type_: Type, *args: Any) -> Any:
+    def read(self, name: str, tensor: torch.Tensor, type_: Type, *args: object) -> Any:
         """Record an operator of torch's that tells something of a tensor's type."""
         operands = [self.recorder.slot_of(tensor), *map(self.encode, args)]
         key = (name, tuple(map(_asked_of, operands))) if name in _OF_TYPES else None
@@ -505,7 +507,7 @@ class ScriptSession(Session):
         self.aliases[slot] = slot_of(value)
         return found
 
-    def settled(self, value: Any) -> Any:
+    def settled(self, value: object) -> Any:
         """What is used as if it were not None, by a type without None; None on the way on which it is that."""
         if not isinstance(value, StagedObject) or not isinstance(slot_of(value).type, OptionalType):
             return value
@@ -513,10 +515,10 @@ class ScriptSession(Session):
             return None
         return self.present(slot_of(value))
 
-    def left_by(self, values: tuple[Any, ...], before: Sequence[Any]) -> tuple[Any, ...]:
+    def left_by(self, values: tuple[object, ...], before: Sequence[object]) -> tuple[Any, ...]:
         return tuple(v if v is old else self.narrowed(v) for v, old in zip(values, before, strict=True))
 
-    def narrowed(self, value: Any) -> Any:
+    def narrowed(self, value: object) -> Any:
         """An optional value of which this way knows whether it is None."""
         if not isinstance(value, StagedObject) or not isinstance(slot_of(value).type, OptionalType):
             return value
@@ -547,7 +549,7 @@ class ScriptSession(Session):
         found: TensorType = slot_type(self.recorder.slot_of(tensor))
         return found
 
-    def is_open(self, tensor: Any) -> bool:
+    def is_open(self, tensor: object) -> bool:
         """Whether a tensor's rank or element type is unknown."""
         return isinstance(tensor, torch.Tensor) and not is_known(self.type_of(tensor))
 
@@ -565,13 +567,13 @@ class ScriptSession(Session):
             self.numbers.add(found)
         return wrap(found)
 
-    def is_number(self, operand: Any) -> bool:
+    def is_number(self, operand: object) -> bool:
         """Whether an operand is a number for sure, of whatever kind."""
         if isinstance(operand, Slot):
             return slot_type(operand) in _NUMBERS or operand in self.numbers
         return isinstance(operand, (bool, int, float, complex))
 
-    def index_of(self, value: Any) -> Any:
+    def index_of(self, value: object) -> Any:
         """A value of unknown kind where Python needs an int; others as they are."""
         if is_staged(value) and slot_of(value).type == ANY:
             return self.emit("py.call", "operator.index", value)
@@ -639,14 +641,14 @@ class ScriptSession(Session):
         return value
 
 
-def _lasts(op: str, operands: Sequence[Any]) -> bool:
+def _lasts(op: str, operands: Sequence[object]) -> bool:
     """Whether a question has the same answer later: elements of tensors may be written meanwhile."""
     if op == "py.getattr":
         return operands[1] in _LASTING
     return op in _ASKED and all(isinstance(o, ScalarSlot) or not isinstance(o, (Slot, list, tuple)) for o in operands)
 
 
-def _asked_of(operand: Any) -> Any:
+def _asked_of(operand: object) -> Any:
     """An operand as part of a key: the value itself, or a literal with its kind."""
     if isinstance(operand, Slot):
         return operand
@@ -661,7 +663,7 @@ def _transposed(shape: Sequence[int]) -> list[int]:
     return steps
 
 
-def _typed(operand: Any) -> Any:
+def _typed(operand: object) -> Any:
     if isinstance(operand, Slot):
         return Value("", slot_type(operand), None)  # type: ignore[arg-type]
     if isinstance(operand, (list, tuple)):

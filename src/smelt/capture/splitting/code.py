@@ -9,7 +9,7 @@ import ast
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import CellType, CodeType, FunctionType
-from typing import Any, Final
+from typing import Final
 
 from smelt.capture.convert import CannotConvert
 from smelt.capture.convert.errors import cannot
@@ -60,7 +60,7 @@ class Source:
         new.__kwdefaults__ = function.__kwdefaults__
         return new
 
-    def piece(self, function: FunctionType, piece: Piece, held: Mapping[str, Any]) -> FunctionType:
+    def piece(self, function: FunctionType, piece: Piece, held: Mapping[str, object]) -> FunctionType:
         """A piece as a function of what it needs apart from `held`, which it has as closure variables."""
         args = [ast.arg(n) for n in piece.needs if n not in held]
         body = list(piece.body)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 Names = frozenset[str]
 _NONE: Names = frozenset()
@@ -253,7 +252,7 @@ def shows_frame(node: ast.AST) -> bool:
     return any(called_name(inner) in _SHOWS for inner in ast.walk(node))
 
 
-def called_name(node: Any) -> str:
+def called_name(node: object) -> str:
     """The last name of what a call calls."""
     if not isinstance(node, ast.Call):
         return ""

@@ -289,7 +289,7 @@ class _Routing(ast.NodeTransformer):
     def __init__(self) -> None:
         self.calls = 0
 
-    def visit(self, node: Any) -> Any:
+    def visit(self, node: object) -> Any:
         """A copy of a node with its calls asked for."""
         return super().visit(copied(node))
 
@@ -315,7 +315,7 @@ class _Routing(ast.NodeTransformer):
         return node
 
 
-def copied(node: Any) -> Any:
+def copied(node: object) -> Any:
     """A copy of a tree."""
     if isinstance(node, ast.AST):
         copy = type(node)(**{name: copied(value) for name, value in ast.iter_fields(node)})

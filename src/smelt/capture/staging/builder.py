@@ -98,7 +98,7 @@ class StagedBuilder(GraphBuilder):
         value = self.builder.graph.body.params[origin.input]
         return value if origin.dim is None else self._plain("aten.sym_size.int", (value, origin.dim), [INT])
 
-    def _arg_of(self, value: Any) -> Any:
+    def _arg_of(self, value: object) -> Any:
         return self._value(value) if isinstance(value, Slot) else value
 
     def _known(self, slot: Slot) -> Value | None:
@@ -134,7 +134,7 @@ def _states(records: Iterable[Any], outputs: Iterable[Any]) -> Iterable[StateSlo
     yield from _in(list(outputs))
 
 
-def _in(value: Any) -> Iterable[StateSlot]:
+def _in(value: object) -> Iterable[StateSlot]:
     if isinstance(value, StateSlot):
         yield value
     elif isinstance(value, (list, tuple)):

@@ -137,7 +137,7 @@ def call(session: Session, runtime: Runtime, fn: Any, args: tuple[Any, ...], kwa
     return fn(*args, **kwargs)
 
 
-def _is_operator(session: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_operator(session: Session, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a tensor's method is given nothing but tensors and numbers, of which `call` changes nothing."""
     if not isinstance(fn.__self__, torch.Tensor) or session.copies.copied or session.picked:
         return False
@@ -149,29 +149,29 @@ def _is_operator(session: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str,
     return True
 
 
-def _makes_of_items(fn: Any) -> bool:
+def _makes_of_items(fn: object) -> bool:
     return id(fn) in _OF_ITEMS
 
 
-def asks(fn: Any) -> bool:
+def asks(fn: object) -> bool:
     """Whether a function is one of torch's that answers Python by one bool of data."""
     return getattr(fn, "__name__", "") in _ASKING and not isinstance(fn, (FunctionType, MethodType, type))
 
 
-def called_here(session: Session, fn: Any) -> Any:
+def called_here(session: Session, fn: object) -> Any:
     """What is called in the place of a function that the converted program calls by itself."""
     return functools.partial(record_warning, session) if fn is _WARN else fn
 
 
-def _is_open_range(value: Any) -> bool:
+def _is_open_range(value: object) -> bool:
     return isinstance(value, StagedRange) and value.known_length() is None
 
 
-def _number(session: Session, value: Any) -> Any:
+def _number(session: Session, value: object) -> Any:
     return session.item(value) if isinstance(value, torch.Tensor) and is_data(session, value) else value
 
 
-def _for_torch(session: Session, value: Any, fn: Any) -> Any:
+def _for_torch(session: Session, value: object, fn: object) -> Any:
     """A staged list of tensors as an argument of torch's: a list of one tensor that stands for all."""
     if not isinstance(value, StagedObject):
         return value
@@ -186,7 +186,9 @@ def _for_torch(session: Session, value: Any, fn: Any) -> Any:
     return value
 
 
-def _tensor(session: Session, data: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+def _tensor(
+    session: Session, data: object, dtype: object = None, device: object = None, requires_grad: bool = False
+) -> Any:
     if isinstance(data, (list, tuple)):
         parts = [_tensor(session, item, dtype, device) for item in data]
         kinds = {part.dtype for part in parts}
@@ -215,7 +217,7 @@ _OF_NUMBERS: dict[Any, tuple[str, torch.dtype]] = {
 }  # fmt: skip
 
 
-def _tensor_of_numbers(session: Session, data: StagedObject, dtype: Any) -> torch.Tensor:
+def _tensor_of_numbers(session: Session, data: StagedObject, dtype: object) -> torch.Tensor:
     """`torch.tensor(numbers)` of a list that data made long. Of no numbers it is of the default element type: where
     that is another one, the graph raises for none, and the original runs. Raises: CannotStage.
     """
@@ -235,7 +237,7 @@ def _tensor_of_numbers(session: Session, data: StagedObject, dtype: Any) -> torc
 # --- builtins --------------------------------------------------------------------------------------------------------
 
 
-def record_print(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def record_print(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
     file = kwargs.pop("file", None)
     kwargs = {k: v for k, v in kwargs.items() if v is not None}
     if (sys.stdout, sys.stderr) != session.streams or (file is not None and file not in session.streams):
@@ -249,7 +251,7 @@ def record_print(session: Session, runtime: Runtime, args: tuple[Any, ...], kwar
     session.statement("py.print", *shown, **kwargs)
 
 
-def _warn(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _warn(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
     record_warning(session, *args, **kwargs)
 
 
@@ -266,7 +268,7 @@ def _len(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict
 
 
 def _conversion(kind: type) -> Callable[..., Any]:
-    def convert(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def convert(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
         if not args or kwargs or not any(is_data(session, a) for a in args):
             if len(args) == 1 and not kwargs and is_sized(args[0]) and kind in (int, float):
                 return computed(f"py.{kind.__name__}", args[0])
@@ -284,7 +286,7 @@ def _conversion(kind: type) -> Callable[..., Any]:
 
 
 def _texts(name: str) -> Callable[..., Any]:
-    def make(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def make(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
         if len(args) != 1 or kwargs:
             return (str if name == "str" else repr)(*args, **kwargs)
         return text_of(session, runtime, args[0], name)
@@ -323,7 +325,7 @@ def _extreme(fn: Any, op: str) -> Callable[..., Any]:
     return extreme
 
 
-def _both(a: Any, b: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
+def _both(a: object, b: object) -> tuple[Callable[[], Any], Callable[[], Any]]:
     return (lambda: a), (lambda: b)
 
 
@@ -358,14 +360,14 @@ def _isinstance(session: Session, runtime: Runtime, args: tuple[Any, ...], kwarg
     return issubclass(kind, classes)
 
 
-def _type(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _type(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 1 or kwargs:
         return type(*args, **kwargs)
     return class_of(session, args[0])
 
 
 def _listing(kind: type) -> Callable[..., Any]:
-    def make(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def make(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
         value = args[0] if args else ()
         if isinstance(value, Once):
             whole = value.take()
@@ -407,7 +409,7 @@ def _are_as_long(session: Session, sequences: Sequence[Any], given: Sequence[Any
     return all(type(n) is type(lengths[0]) and n == lengths[0] for n in lengths)
 
 
-def _zip(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _zip(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
     sequences = [sequence_of(session, a) for a in args]
     if all(s is None for s in sequences):
         return zip(*args, **kwargs)  # noqa: B905
@@ -425,7 +427,7 @@ def _zip(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict
     return Zipped(session, parts)
 
 
-def _length(sequence: StagedSequence | None, given: Any) -> int | None:
+def _length(sequence: StagedSequence | None, given: object) -> int | None:
     if sequence is not None:
         return sequence.known_length()
     return len(given) if isinstance(given, _SIZED) else None
@@ -474,7 +476,7 @@ def _divmod(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: d
     return divmod(args[0], args[1])
 
 
-def _pad_packed(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _pad_packed(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
     """To a number of steps that torch's own function takes as a plain number only."""
     if kwargs or not any(is_staged(arg) or is_sized(arg) for arg in args):
         return pad_packed(*args, **kwargs)
@@ -509,7 +511,7 @@ def method(session: Session, value: StagedObject, name: str) -> Any:
     kind = "list" if isinstance(type_, ListType) else "dict" if isinstance(type_, DictType) else str(type_)
     changing = {"list": _LIST_CHANGES, "dict": _DICT_CHANGES}.get(kind, {})
 
-    def bound(*args: Any, **kwargs: Any) -> Any:
+    def bound(*args: object, **kwargs: object) -> Any:
         if name in changing:
             session.check_change(value)
             session.resized += name not in ("reverse", "sort")
@@ -526,7 +528,7 @@ def method(session: Session, value: StagedObject, name: str) -> Any:
     return bound
 
 
-def _append(session: Session, items: StagedObject, value: Any) -> None:
+def _append(session: Session, items: StagedObject, value: object) -> None:
     items.slot = slot_of(session.emit("py.append", items, value))
 
 
@@ -542,13 +544,13 @@ def extend(session: Session, items: StagedObject, more: Any) -> None:
     items.slot = slot_of(session.emit("py.concat", items, more))
 
 
-def _pop(session: Session, items: StagedObject, index: Any = -1) -> Any:
+def _pop(session: Session, items: StagedObject, index: object = -1) -> Any:
     rest, value = session.emit("py.pop", items, index)
     items.slot = slot_of(rest)
     return value
 
 
-def _insert(session: Session, items: StagedObject, index: Any, value: Any) -> None:
+def _insert(session: Session, items: StagedObject, index: object, value: object) -> None:
     items.slot = slot_of(session.emit("py.insert", items, index, value))
 
 
@@ -556,13 +558,13 @@ def _reverse(session: Session, items: StagedObject) -> None:
     items.slot = slot_of(session.emit("py.slice", items, None, None, -1))
 
 
-def _sort(session: Session, items: StagedObject, *, key: Any = None, reverse: bool = False) -> None:
+def _sort(session: Session, items: StagedObject, *, key: object = None, reverse: bool = False) -> None:
     if key is not None:
         session.cannot("a list of dynamic length is sorted by a key")
     items.slot = slot_of(_sorted(session, current(), (items,), {"reverse": reverse}))
 
 
-def _remove(session: Session, items: StagedObject, value: Any) -> None:
+def _remove(session: Session, items: StagedObject, value: object) -> None:
     items.slot = slot_of(session.emit("py.call", "list.remove", items, value))
 
 
@@ -570,7 +572,7 @@ def _clear(session: Session, items: StagedObject) -> None:
     items.slot = slot_of(session.emit("py.slice", items, 0, 0))
 
 
-def _pop_key(session: Session, items: StagedObject, key: Any, *default: Any) -> Any:
+def _pop_key(session: Session, items: StagedObject, key: object, *default: object) -> Any:
     """`dict.pop`: with a default the key need not be there."""
     if default and not session.fork(slot_of(session.emit("py.in_", key, items))):
         return default[0]
@@ -579,7 +581,7 @@ def _pop_key(session: Session, items: StagedObject, key: Any, *default: Any) -> 
     return value
 
 
-def _set_default(session: Session, items: StagedObject, key: Any, value: Any = None) -> Any:
+def _set_default(session: Session, items: StagedObject, key: object, value: object = None) -> Any:
     if not session.fork(slot_of(session.emit("py.in_", key, items))):
         items.slot = slot_of(session.emit("py.setitem", items, key, value))
     return session.emit("py.getitem", items, key)

@@ -39,14 +39,14 @@ class Draw:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.__wrapped__ = function
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         session = current.found()
         if session is None or not is_live():
             return self.__wrapped__(*args, **kwargs)
         return drawn(session, draw_name(self.__wrapped__), args, kwargs)
 
 
-def drawn(session: Session, name: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def drawn(session: Session, name: str | None, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
     """What a draw gives in the graph. name: one of `DRAWS`. Raises: CannotStage for what no graph draws."""
     kwargs = {key: value for key, value in kwargs.items() if value is not None or key != "size"}
     if name is None or not gives_a_number(name, args) or kwargs.keys() - KEYWORDS:
@@ -74,7 +74,7 @@ def drawn(session: Session, name: str | None, args: tuple[Any, ...], kwargs: dic
     return [session.emit("py.getitem", drawn_, i) for i in range(count)]
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return (
         type(value) in _NUMBERS or is_sized(value) or (is_staged(value) and slot_of(value).type in (INT, FLOAT, BOOL))
     )

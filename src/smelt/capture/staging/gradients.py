@@ -48,7 +48,7 @@ class Gradients:
         held = self._held.get(id(tensor))
         return found() if held is None else held[1]
 
-    def put(self, session: Session, tensor: torch.Tensor, value: Any) -> None:
+    def put(self, session: Session, tensor: torch.Tensor, value: object) -> None:
         """The program sets `tensor.grad`. Raises: CannotStage on one path only."""
         if not session.is_on_all_paths:
             session.cannot("`grad` of a tensor from outside is set on one path only")
@@ -141,7 +141,7 @@ class Gradients:
         return sum(one.op == node.op and one.span == node.span for one in self._native.graph.walk())
 
     def _note(
-        self, session: Session, kinds: Sequence[Value], roots: Sequence[torch.Tensor], grads: Any,
+        self, session: Session, kinds: Sequence[Value], roots: Sequence[torch.Tensor], grads: object,
         wrt: Sequence[torch.Tensor], create: bool,
     ) -> list[torch.Tensor]:  # fmt: skip
         """Record the gradients, which are of the types of these values of the recorded run."""

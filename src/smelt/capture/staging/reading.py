@@ -66,7 +66,7 @@ class Reading(Recording):
         self.append("aten.item.default", [slot], {}, [found])
         return wrap(found)
 
-    def _examples_of(self, slot: Slot, native: Any) -> tuple[Any, ...]:
+    def _examples_of(self, slot: Slot, native: object) -> tuple[Any, ...]:
         type_ = slot_type(slot)
         if type_.shape == () and type_.dtype.kind != "complex":
             return self.recorder.elements.of(slot, self.examples, native)
@@ -99,7 +99,7 @@ class Reading(Recording):
         """Whether a tensor follows from sizes alone, and Python may read it."""
         return self.size_trace is not None and self.is_on_all_paths and self.recorder.known.of(slot) is not None
 
-    def scalar_call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], kind: type) -> ScalarSlot:
+    def scalar_call(self, name: str, args: Sequence[object], kwargs: Mapping[str, object], kind: type) -> ScalarSlot:
         """Record an operator of torch's that gives a number."""
         type_ = {bool: BOOL, int: INT}[kind]
         found = ScalarSlot(type_, self.examples.of(type_))
@@ -236,7 +236,7 @@ class Reading(Recording):
         self._asked[key] = number + 1
         return values[min(number, len(values) - 1)]
 
-    def shown(self, sizes: Sequence[Any]) -> Any:
+    def shown(self, sizes: Sequence[object]) -> Any:
         """Sizes as torch tells them, for the program."""
         return sizes if self.size_trace is None else [own(size) for size in sizes]
 
@@ -284,7 +284,7 @@ class Reading(Recording):
         return frame
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _leaves(value: object) -> Iterator[Any]:
     if isinstance(value, (list, tuple)):
         for item in value:
             yield from _leaves(item)

@@ -193,11 +193,11 @@ class Recording:
         """The type of what a loop carries that is of two, where this run allows more than the staged one."""
         return None
 
-    def opened(self, items: tuple[Any, ...], type_: ListType) -> Any:
+    def opened(self, items: tuple[object, ...], type_: ListType) -> Any:
         """A tuple as one of any length, where this run has such."""
         return self.cannot("a tuple gets longer in a loop")
 
-    def is_number(self, operand: Any) -> bool:
+    def is_number(self, operand: object) -> bool:
         """Whether an operand of any kind is a number for sure, where this run allows any kind."""
         return False
 
@@ -206,34 +206,34 @@ class Recording:
         """Itself: whatever records is a session."""
         return cast("Session", self)
 
-    def taken_apart(self, container: Any) -> Any:
+    def taken_apart(self, container: object) -> Any:
         """Code that is not converted iterates over a staged container. Raises: CannotStage."""
         return self.cannot("code that is not converted unpacks a traced container")
 
-    def printed(self, value: Any) -> Any:
+    def printed(self, value: object) -> Any:
         """What `print` shows of a value that is none of the graph's."""
         return text_of(self._session, runtime.current(), value, "str")
 
-    def left_by(self, values: tuple[Any, ...], before: Sequence[Any]) -> tuple[Any, ...]:
+    def left_by(self, values: tuple[object, ...], before: Sequence[object]) -> tuple[Any, ...]:
         """What the variables of an arm hold at its end, as far as the run knows it there. before: what they held."""
         return values
 
-    def as_in_program(self, value: Any) -> Any:
+    def as_in_program(self, value: object) -> Any:
         """A value of the graph with the class that it has in the program."""
         return value
 
-    def is_older(self, container: Any) -> bool:
+    def is_older(self, container: object) -> bool:
         """Whether a dictionary was there before a branch or loop that runs: staged, it is one value before that."""
         return type(container) is dict and any(
             snapshot.holds(container) or any(value is container for value in values)
             for snapshot, values in self.befores
         )
 
-    def listed(self, items: Any) -> Any:
+    def listed(self, items: object) -> Any:
         """What a staged list can take in of items that are no list."""
         return items
 
-    def check_change(self, container: Any) -> None:
+    def check_change(self, container: object) -> None:
         """A container is going to be changed. Raises: CannotStage where others would have to see that."""
         self.copies.check_change(container)
 
@@ -247,7 +247,7 @@ class Recording:
         """An operator may raise where the program catches. Raises: CannotStage."""
         self.cannot(f"{op} may raise", "the program handles exceptions there, which a graph does not")
 
-    def note_held(self, items: Sequence[Any]) -> None:
+    def note_held(self, items: Sequence[object]) -> None:
         """Values are put into a staged container. Raises: CannotStage."""
         self.copies.note(items)
 
@@ -264,9 +264,9 @@ class Recording:
     def append(
         self,
         name: str,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        results: Sequence[Any],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        results: Sequence[object],
         site: Site | None = None,
     ) -> None:
         """Record an operator that no dispatcher shows."""
@@ -278,7 +278,7 @@ class Recording:
              recorder._modes_now())
         )  # fmt: skip
 
-    def encode(self, value: Any) -> Any:
+    def encode(self, value: object) -> Any:
         """A value as an argument of a record: a slot, or a literal. Raises: CannotStage."""
         if is_staged(value):
             return slot_of(value)
@@ -298,7 +298,7 @@ class Recording:
             return slot_of(self.emit("py.call", "range", value.start, value.stop, value.step))
         return self.cannot(f"a {type(value).__qualname__} is used together with values that depend on data")
 
-    def size_slot(self, value: Any) -> Any:
+    def size_slot(self, value: object) -> Any:
         """The slot of a size or number that has an expression; a literal where nothing is left of it."""
         number = number_of(value)
         if self.size_trace is None or not is_symbolic(number):
@@ -323,7 +323,7 @@ class Recording:
         return self.emit("py.list" if isinstance(value, list) else "py.tuple", *value)
 
     @unwatched
-    def emit(self, op: str, *args: Any, **kwargs: Any) -> Any:
+    def emit(self, op: str, *args: object, **kwargs: object) -> Any:
         """Record an operator of Python's; the value it gives (a tuple of values where it gives several)."""
         self.copies.note_operands(op, args)
         operands = [self.encode(arg) for arg in args]
@@ -360,7 +360,7 @@ class Recording:
             self.negations[slots[0]] = operands[0]
         return results[0] if len(results) == 1 else tuple(results)
 
-    def value_of(self, type_: Type, examples: tuple[Any, ...], is_native: bool = False) -> tuple[Any, Slot]:
+    def value_of(self, type_: Type, examples: tuple[object, ...], is_native: bool = False) -> tuple[Any, Slot]:
         """A new value of a type: what Python sees, and its slot."""
         if isinstance(type_, TensorType):
             like = examples[0].ref() if isinstance(examples[0], Slot) else None
@@ -417,7 +417,7 @@ class Recording:
             recorder.varied.setdefault(slot, tuple(worlds))
         return worlds[0], slot
 
-    def _as_example(self, size: Any) -> Any:
+    def _as_example(self, size: object) -> Any:
         """A size that differs from turn to turn, as it is in this one: what is asked of it leaves no guard."""
         trace, number = self.size_trace, number_of(size)
         return size if trace is None or not is_symbolic(number) else sized(trace, trace.example(at_hand(number)))
@@ -433,7 +433,7 @@ class Recording:
         shown = found if worlds is None or worlds[world] is DEAD else worlds[world]
         return tuple(shown.stride())
 
-    def binary(self, op: str, a: Any, b: Any) -> Any:
+    def binary(self, op: str, a: object, b: object) -> Any:
         """An operator between two operands of which one is staged."""
         if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
             return NotImplemented
@@ -444,14 +444,14 @@ class Recording:
             return self.emit("py.call", "math.pow", a, b)
         return self.emit(op, a, b)
 
-    def is_real_power(self, base: Any, exponent: Any) -> bool:
+    def is_real_power(self, base: object, exponent: object) -> bool:
         """Whether a power is a float by what its base was in the native run, which the graph then expects.
 
         On one path only nothing can be expected; there the graph raises where Python gives a complex number.
         """
         return False
 
-    def getitem(self, container: Any, key: Any) -> Any:
+    def getitem(self, container: object, key: object) -> Any:
         """An element or a slice of a staged container."""
         if isinstance(key, slice):
             return self.emit("py.slice", container, key.start, key.stop, key.step)
@@ -488,7 +488,7 @@ def _is_tensor(slot: Slot) -> bool:
     return isinstance(slot_type(slot), TensorType)
 
 
-def _typed(operand: Any) -> Any:
+def _typed(operand: object) -> Any:
     return Value("", slot_type(operand), None) if isinstance(operand, Slot) else operand  # type: ignore[arg-type]
 
 
@@ -510,7 +510,7 @@ def _in_world(op: str, run: Any, operands: Sequence[Any], named: Mapping[str, An
         return DEAD
 
 
-def _is_endless(op: str, values: Sequence[Any]) -> bool:
+def _is_endless(op: str, values: Sequence[object]) -> bool:
     """Whether an example would take long: the examples of a number are up to millions."""
     match op, *values:
         case "py.pow", int(a), int(b):
@@ -526,7 +526,7 @@ def _is_endless(op: str, values: Sequence[Any]) -> bool:
     return False
 
 
-def _native_values(native: Any) -> dict[tuple[str, int, str], list[Any]]:
+def _native_values(native: object) -> dict[tuple[str, int, str], list[Any]]:
     found: dict[tuple[str, int, str], list[Any]] = {}
     spans = Spans()
     for conversion in getattr(native, "conversions", ()):

@@ -40,7 +40,7 @@ class Structured(NamedTuple):
     modes: Modes
 
 
-def size_of(records: Sequence[Any]) -> int:
+def size_of(records: Sequence[object]) -> int:
     """How many operators there are, inner ones too."""
     inner = (region.records for r in records if isinstance(r, Structured) for region in r.regions)
     return len(records) + sum(map(size_of, inner))

@@ -43,7 +43,7 @@ def check_effect(change: Change, roots: Roots) -> None:
         )
 
 
-def depends_on_data(value: Any, roots: Roots) -> bool:
+def depends_on_data(value: object, roots: Roots) -> bool:
     """Whether a value is a tensor or a number of the run, or holds one."""
     if isinstance(value, (list, tuple, set)):
         return any(depends_on_data(item, roots) for item in value)
@@ -55,11 +55,11 @@ def depends_on_data(value: Any, roots: Roots) -> bool:
     return found or any(map(_is_of_run, held_inside(value)))
 
 
-def _is_of_run(value: Any) -> bool:
+def _is_of_run(value: object) -> bool:
     return is_staged(value) or is_sized(value) or isinstance(value, (Pending, Poison, StagedSequence))
 
 
-def stand_in(value: Any, found: dict[int, Slot], session: Session) -> Any:
+def stand_in(value: object, found: dict[int, Slot], session: Session) -> Any:
     """A tensor in the place of a staged number; other values as they are. Raises: CannotStage for what is no value."""
     slot = slot_of(value) if is_staged(value) else session.size_slot(value) if is_sized(value) else None
     if isinstance(slot, Slot):
@@ -103,7 +103,7 @@ def check_structure(tree: Tree, name: str = "result") -> None:
         check_constant(key, f"a key of {name}")
 
 
-def check_constant(value: Any, path: str) -> None:
+def check_constant(value: object, path: str) -> None:
     """Raises: CannotStage where a value that stays as it is is or holds a number of the run."""
     if any(map(_is_of_run, held_inside(value))):
         how = "depends on data" if _is_of_run(value) else "holds what depends on data"
@@ -123,7 +123,7 @@ def _keys_in(tree: Tree) -> Iterator[Any]:
 def check_result(roots: Roots, was_there: Callable[[Any], bool]) -> Callable[[Any, str], None]:
     """What refuses leaves of a result that are not the same at each call."""
 
-    def check(value: Any, path: str) -> None:
+    def check(value: object, path: str) -> None:
         if is_lazy(value) or (is_iterator(value) and not was_there(value)):
             raise CannotStage(f"{path} is a {type(value).__qualname__}", "it runs only when it is read", None)
         if holds_its_own(value, was_there):

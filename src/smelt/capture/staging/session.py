@@ -109,7 +109,7 @@ class Session(Reading):
 
     # --- what Python insists on --------------------------------------------------------------------------------------
 
-    def truth(self, value: Any) -> bool:
+    def truth(self, value: object) -> bool:
         """The truth of a staged value, for Python itself."""
         slot = slot_of(value)
         return self.decide(slot if slot.type == BOOL else slot_of(self.emit("py.bool", value)))
@@ -191,7 +191,7 @@ class Session(Reading):
         self.regions[-1].known[slot] = answer
         return answer
 
-    def is_real_power(self, base: Any, exponent: Any) -> bool:
+    def is_real_power(self, base: object, exponent: object) -> bool:
         kind = slot_of(exponent).type if is_staged(exponent) else FLOAT if type(exponent) is float else None
         if kind != FLOAT or not is_staged(base) or slot_of(base).type not in (INT, FLOAT):
             return False
@@ -402,7 +402,12 @@ class Session(Reading):
         return outcome
 
     def structured(
-        self, op: str, args: Sequence[Any], regions: Sequence[RegionRecords], results: Sequence[Slot], site: Site | None
+        self,
+        op: str,
+        args: Sequence[object],
+        regions: Sequence[RegionRecords],
+        results: Sequence[Slot],
+        site: Site | None,
     ) -> None:
         """Record an operator with regions."""
         recorder = self.recorder
@@ -410,7 +415,7 @@ class Session(Reading):
             Structured(op, args, regions, results, site, recorder.scope.path, recorder._modes_now())
         )
 
-    def placeholder(self, value: Any, records: list[Any], site: Site | None) -> Any:
+    def placeholder(self, value: object, records: list[Any], site: Site | None) -> Any:
         """Any value of a type, recorded at the end of a list, where a type stands; a list or tuple; else the value."""
         if isinstance(value, Listed):
             saved, self.recorder.records = self.recorder.records, records
@@ -454,7 +459,7 @@ class Session(Reading):
             self.append("aten.empty_strided.default", [sizes, strides], kwargs, [slot], site)
         return slot
 
-    def is_outer(self, container: Any) -> bool:
+    def is_outer(self, container: object) -> bool:
         """Whether a container was there before the innermost region that is being explored."""
         return bool(self.snapshots) and self.snapshots[-1].holds(container)
 
@@ -484,11 +489,11 @@ class Session(Reading):
         """The program never gets further on this path. Raises: Ended."""
         raise Ended
 
-    def statement(self, op: str, *args: Any, **kwargs: Any) -> None:
+    def statement(self, op: str, *args: object, **kwargs: object) -> None:
         """Record an operator without a result."""
         self.emit(op, *args, **kwargs)
 
-    def held_by_callers(self, value: Any) -> bool:
+    def held_by_callers(self, value: object) -> bool:
         """Whether a variable of a function that runs now holds a value."""
         frame = self.site_frame()
         while frame is not None and frame is not self.base_frame:
@@ -499,7 +504,7 @@ class Session(Reading):
         return False
 
     @unwatched
-    def snapshot(self, without: Sequence[Any] = (), more: Sequence[Any] = ()) -> Snapshot:
+    def snapshot(self, without: Sequence[object] = (), more: Sequence[object] = ()) -> Snapshot:
         """Copies of all containers that the program can reach from where it stands."""
         if self._settled is None:
             self._settled = Settled(self.heap_roots, [self])
@@ -509,7 +514,7 @@ class Session(Reading):
         return Snapshot([*self.locals_without(), *more], left_out, settled=self._settled)
 
     @unwatched
-    def whole_snapshot(self, without: Sequence[Any] = (), more: Sequence[Any] = ()) -> Snapshot:
+    def whole_snapshot(self, without: Sequence[object] = (), more: Sequence[object] = ()) -> Snapshot:
         """The same, with all that holds a list or a dictionary."""
         return Snapshot([*self.heap_roots, *self.locals_without(), *more], [*without, self])
 
@@ -536,5 +541,5 @@ class Session(Reading):
         return slot
 
 
-def _is_literal(value: Any, other: Any) -> bool:
+def _is_literal(value: object, other: object) -> bool:
     return type(value) is type(other) and not isinstance(other, Slot) and repr(value) == repr(other)

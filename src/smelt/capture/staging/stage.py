@@ -119,7 +119,7 @@ class Learnt:
 
 def stage(
     fn: Callable[..., Any],
-    args: Sequence[Any] = (),
+    args: Sequence[object] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     target: Callable[..., Any] | None = None,
@@ -458,7 +458,7 @@ class _Run:
             asks_modes=self.native.asks_modes,
         )  # fmt: skip
 
-    def _was_there(self, value: Any) -> bool:
+    def _was_there(self, value: object) -> bool:
         return self.snapshot.reached(value) or id(value) in self.native.known
 
     def _heap(self) -> ArgumentHeap | None:

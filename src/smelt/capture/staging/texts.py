@@ -23,31 +23,31 @@ if TYPE_CHECKING:
     from smelt.capture.staging.session import Session
 
 
-def is_data(session: Session, value: Any) -> bool:
+def is_data(session: Session, value: object) -> bool:
     """Whether a value depends on data."""
     if isinstance(value, torch.Tensor):
         return bool(session.recorder.slot_of(value).family.tainted)
     return is_staged(value) or isinstance(value, StagedSequence)
 
 
-def holds_staged(value: Any) -> bool:
+def holds_staged(value: object) -> bool:
     """Whether a value is a staged one, or a list or tuple that holds one."""
     return is_staged(value) or (isinstance(value, (list, tuple)) and any(map(holds_staged, value)))
 
 
-def holds_sized(value: Any) -> bool:
+def holds_sized(value: object) -> bool:
     """The same of sizes and numbers that are free."""
     return is_sized(value) or (isinstance(value, (list, tuple)) and any(map(holds_sized, value)))
 
 
-def holds_data(session: Session, value: Any) -> bool:
+def holds_data(session: Session, value: object) -> bool:
     """The same of what depends on data."""
     return is_data(session, value) or (
         isinstance(value, (list, tuple)) and any(holds_data(session, item) for item in value)
     )
 
 
-def is_said(session: Session, value: Any) -> bool:
+def is_said(session: Session, value: object) -> bool:
     """Whether the text of a value is made by the graph."""
     if holds_data(session, value):
         return True
@@ -57,7 +57,7 @@ def is_said(session: Session, value: Any) -> bool:
     return True
 
 
-def own_text(value: Any, name: str) -> FunctionType | None:
+def own_text(value: object, name: str) -> FunctionType | None:
     """The function of a value's class, written in Python, by which `str` or `repr` makes its text."""
     if isinstance(value, (torch.Tensor, StagedSequence)) or is_staged(value):
         return None
@@ -67,7 +67,7 @@ def own_text(value: Any, name: str) -> FunctionType | None:
     return found if isinstance(found, FunctionType) else None
 
 
-def text_of(session: Session, runtime: Runtime, value: Any, name: str) -> Any:
+def text_of(session: Session, runtime: Runtime, value: object, name: str) -> Any:
     """`str(value)` or `repr(value)`, as a text of the graph where it is one."""
     plain: Callable[[Any], str] = str if name == "str" else repr
     if not is_said(session, value):
@@ -84,7 +84,7 @@ def text(session: Session, value: Any, plain: Callable[[Any], Any], emit: Callab
     return emit(_as_said(session, value)) if _is_of_plain_sequences(value) else plain(value)
 
 
-def formatted(session: Session, function: str, pattern: str, values: Any) -> Any:
+def formatted(session: Session, function: str, pattern: str, values: object) -> Any:
     """`pattern % values`, and `pattern.format(*values)`; NotImplemented where Python's own does it."""
     if not is_said(session, values) or not _is_of_plain_sequences(values):
         return NotImplemented
@@ -102,7 +102,7 @@ def _as_said(session: Session, value: Any) -> Any:
     return session.as_in_program(value)
 
 
-def _is_of_plain_sequences(value: Any) -> bool:
+def _is_of_plain_sequences(value: object) -> bool:
     return not isinstance(value, (list, tuple)) or (
         type(value) in (list, tuple, torch.Size) and all(map(_is_of_plain_sequences, value))
     )

@@ -6,7 +6,6 @@ Invariant: sharing is told by addresses, so that two storages over one memory (`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -14,7 +13,7 @@ from smelt._torch.storage import nbytes_spanned
 from smelt.ir import STATE_OPS, Graph
 
 
-def entangled(graph: Graph, inputs: Sequence[Any], lookup: Callable[[str, str], torch.Tensor]) -> frozenset[str]:
+def entangled(graph: Graph, inputs: Sequence[object], lookup: Callable[[str, str], torch.Tensor]) -> frozenset[str]:
     """The names of the graph's inputs and state nodes whose memory reaches into that of another of them."""
     given = zip(graph.inputs, inputs, strict=False)  # numbers among them
     named = [(value.name, tensor) for value, tensor in given if isinstance(tensor, torch.Tensor)]

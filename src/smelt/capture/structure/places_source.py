@@ -69,7 +69,7 @@ class Source:
         made: Callable[[Sequence[Any], Sequence[Any], Mapping[str, Any]], Any] = self.scope["deliver"]
         return made
 
-    def _bind(self, value: Any) -> str:
+    def _bind(self, value: object) -> str:
         self._count += 1
         self.scope[f"k{self._count}"] = value
         return f"k{self._count}"
@@ -95,7 +95,7 @@ class Source:
         self._variables[steps] = self._variable(code)
         return self._variables[steps]
 
-    def _key(self, key: Any) -> str:
+    def _key(self, key: object) -> str:
         return repr(key) if type(key) in (int, str) else self._bind(key)
 
     def _tree(self, tree: Tree, named: Mapping[str, str]) -> str:
@@ -164,7 +164,9 @@ def _item_of(holder: Any, key: Any) -> Any:
     return base.__getitem__(holder, key)
 
 
-def _stand_at(found: dict[str, Any], places: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def _stand_at(
+    found: dict[str, Any], places: Sequence[str], args: Sequence[object], kwargs: Mapping[str, object]
+) -> None:
     """Find what stands at places that no way leads to: in classes that torch's pytree takes apart."""
     wanted = set(places)
     stack: list[tuple[str, Any]] = [("args", tuple(args)), ("kwargs", dict(kwargs))]

@@ -50,7 +50,9 @@ class Puts:
     ways: Mapping[str, tuple[Step, ...]]
     _made: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
 
-    def deliver(self, result: Tree, outputs: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def deliver(
+        self, result: Tree, outputs: Sequence[object], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> Any:
         """The program's result from its outputs, after all is put."""
         code = self._made.get(id(result))
         if code is None:
@@ -124,7 +126,7 @@ class After(Flattener):
         finally:
             self._under_way.discard(id(value))
 
-    def _place(self, value: Any) -> str | None:
+    def _place(self, value: object) -> str | None:
         number = self.heap.by_id.get(id(value))
         if number is not None and (self.heap.held[number].is_open or id(value) in self.same):
             held = self.heap.held[number]
@@ -133,7 +135,7 @@ class After(Flattener):
         # What does not come apart is no more than equal to what the run was given, as sets are.
         return self.same.get(id(value)) if self.is_result or not has_parts(value) else None
 
-    def _constant(self, value: Any, path: str) -> Tree:
+    def _constant(self, value: object, path: str) -> Tree:
         """An object that was there before, and is known by identity."""
         if not self.heap.was_there(value):
             raise NotPut(f"a {type(value).__qualname__} that the run made")
@@ -182,7 +184,7 @@ class After(Flattener):
             ]
             yield from self._entries(held.place, kind, *pair)
 
-    def _splice(self, place: str, before: tuple[Any, ...], after: tuple[Any, ...]) -> Put:
+    def _splice(self, place: str, before: tuple[object, ...], after: tuple[object, ...]) -> Put:
         shortest = min(len(before), len(after))
         start = 0
         while start < shortest and before[start] is after[start]:
@@ -194,7 +196,9 @@ class After(Flattener):
         trees = tuple(self.flatten(item, f"{place}[{start + i}]") for i, item in enumerate(items))
         return Put(place, "list", trees, start=start, stop=len(before) - end)
 
-    def _entries(self, place: str, kind: str, before: Mapping[Any, Any], after: Mapping[Any, Any]) -> Iterator[Put]:
+    def _entries(
+        self, place: str, kind: str, before: Mapping[Any, object], after: Mapping[Any, object]
+    ) -> Iterator[Put]:
         kept = [key for key in before if key in after]
         deleted = [key for key in before if key not in after]
         order = list(after)
@@ -210,7 +214,7 @@ class After(Flattener):
             yield Put(place, kind, trees, tuple(map(self.key, stored)), tuple(map(self.key, deleted)))
 
 
-def _labels(kind: str, keys: Sequence[Any]) -> list[str]:
+def _labels(kind: str, keys: Sequence[object]) -> list[str]:
     return key_labels(keys) if kind in ("dict", "entry") else [attribute_label(str(name)) for name in keys]
 
 

@@ -106,7 +106,7 @@ class ModulePlace:
         return self.module if self.owner is None else _stands_at(self.owner, self.key)
 
 
-def _stands_at(owner: Any, key: Any) -> Any:
+def _stands_at(owner: object, key: object) -> Any:
     """What stands at a place now; None where it is gone."""
     try:
         return _held_at(owner, key)
@@ -132,7 +132,7 @@ class PlaceNames:
     def __init__(self) -> None:
         self._holders: dict[str, int] = {}
 
-    def claim(self, path: str, value: Any) -> str:
+    def claim(self, path: str, value: object) -> str:
         """The name under which a tensor or module is known at a path; the same one whenever it is asked for."""
         holders, mine = self._holders, id(value)
         if holders.setdefault(path, mine) == mine:
@@ -225,7 +225,7 @@ class _Walk:
         self._known_classes: set[int] = set()
         self._class_done: set[tuple[int, str]] = set()
 
-    def add(self, value: Any, path: str, owner: Any, key: Any, kind: str = "captured") -> None:
+    def add(self, value: object, path: str, owner: object, key: object, kind: str = "captured") -> None:
         """Note a tensor, or put anything else that may hold tensors on the queue."""
         cls = type(value)
         if cls in _LEAVES or (cls in _CONTAINERS and not value):
@@ -256,7 +256,7 @@ class _Walk:
             if not self._class_attributes() and not self._module_attributes():
                 return
 
-    def _visit(self, value: Any, path: str) -> None:
+    def _visit(self, value: object, path: str) -> None:
         if isinstance(value, torch.nn.Module):
             self._module(value, path)
         elif isinstance(value, (dict, list, tuple, set, frozenset, deque)):
@@ -317,7 +317,7 @@ class _Walk:
                 self.add(item, _join(path, name), state, name)
         self._class(type(module), path)
 
-    def _container(self, value: Any, path: str) -> None:
+    def _container(self, value: object, path: str) -> None:
         # Past methods of a class of the user's: tables of `transformers` import a module for each item.
         held = contents(value)
         if isinstance(value, dict):
@@ -331,7 +331,7 @@ class _Walk:
         if type(value) not in (dict, list, tuple, set, frozenset, deque):
             self._object(value, path)
 
-    def _object(self, value: Any, path: str) -> None:
+    def _object(self, value: object, path: str) -> None:
         cls = type(value)
         try:
             # Past a __getattribute__ of the user's.
@@ -350,7 +350,7 @@ class _Walk:
                     self._slot(value, name, member, path)
         self._class(cls, path)
 
-    def _slot(self, value: Any, name: str, member: types.MemberDescriptorType, path: str) -> None:
+    def _slot(self, value: object, name: str, member: types.MemberDescriptorType, path: str) -> None:
         try:
             self.add(member.__get__(value), _join(path, name), value, name)
         except AttributeError:

@@ -39,7 +39,7 @@ def _refuse(what: str, why: str, fix: str) -> CaptureError:
     return CaptureError(what, why=why, fix=fix, code="S0106")
 
 
-def check_argument(value: Any, path: str) -> None:
+def check_argument(value: object, path: str) -> None:
     """Raises: CaptureError (S0106) for an argument whose data the recorder cannot follow."""
     if isinstance(value, torch.Tensor):
         if not is_plain_tensor_type(type(value)):
@@ -97,14 +97,14 @@ class Signature:
     inputs: tuple[str, ...]
     puts: Puts | None = None
 
-    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[Any]:
+    def flatten(self, args: Sequence[object], kwargs: Mapping[str, Any] | None = None) -> list[Any]:
         """The graph's inputs for a call.
 
         Raises: CaptureError (S0107) where the arguments differ in structure, naming the first difference.
         """
         return self._flatten(args, kwargs, constants=True)
 
-    def flatten_guarded(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    def flatten_guarded(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Any]:
         """The graph's inputs for a call that guards have let pass: what is no tensor is theirs to compare. A callable
         object, say, is one of its kind here, and its attributes are guarded where the program read them.
 
@@ -112,7 +112,7 @@ class Signature:
         """
         return self._flatten(args, kwargs, constants=False)
 
-    def _flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None, *, constants: bool) -> list[Any]:
+    def _flatten(self, args: Sequence[object], kwargs: Mapping[str, Any] | None, *, constants: bool) -> list[Any]:
         tensors: dict[int, Any] = {}
         given = dict(kwargs or {})
         if set(given) == set(self.kwargs.keys):
@@ -129,7 +129,9 @@ class Signature:
             ) from None
         return [tensors[i] for i in range(len(self.inputs))]
 
-    def rebuild(self, outputs: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def rebuild(
+        self, outputs: Sequence[object], args: Sequence[object] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
         """The program's result from the graph's outputs; the arguments matter where the result holds one of them, and
         get what the program leaves in them.
         """
@@ -137,7 +139,7 @@ class Signature:
             return self.puts.deliver(self.result, outputs, args, kwargs or {})
         return rebuild(self.result, outputs, self._same(args, kwargs or {}))
 
-    def _same(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def _same(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, Any]:
         wanted = set(_shared(self.result))
         if not wanted:
             return {}
@@ -220,7 +222,7 @@ class Arguments:
         return found
 
 
-def flatten_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+def flatten_arguments(args: Sequence[object], kwargs: Mapping[str, object]) -> Arguments:
     """The structure and the tensors of a call's arguments. Raises: CaptureError (S0106)."""
     flattener = Flattener(check_argument)
     args_tree = flattener.flatten(tuple(args), "args")
@@ -245,7 +247,7 @@ def _check_names(args: Tree, kwargs: Tree) -> None:
         seen.add(path)
 
 
-def tensors_of(value: Any) -> list[torch.Tensor]:
+def tensors_of(value: object) -> list[torch.Tensor]:
     """The distinct tensors of a nested value in the order of a signature's leaves."""
     flattener = Flattener()
     flattener.flatten(value, "")

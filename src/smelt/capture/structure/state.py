@@ -66,7 +66,7 @@ class Place:
                 return self.space.__dict__.get(self.key, MISSING)
         return self.space
 
-    def put(self, value: Any) -> None:
+    def put(self, value: object) -> None:
         """Have it hold a value, or nothing (MISSING)."""
         match self.kind:
             case "entry" if value is MISSING:
@@ -86,7 +86,7 @@ class Place:
             case "class":
                 type.__setattr__(self.space, self.key, value)
 
-    def is_at(self, container: Any, key: Any) -> bool:
+    def is_at(self, container: object, key: object) -> bool:
         """Whether it is this entry of a container."""
         if container is not self.space:
             return False
@@ -145,7 +145,7 @@ def _no_list() -> Any:
     raise ValueError
 
 
-def without_state(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+def without_state(kwargs: Mapping[str, object]) -> Mapping[str, Any]:
     """The keywords that the program itself is called with."""
     return {k: v for k, v in kwargs.items() if k != STATE} if STATE in kwargs else kwargs
 
@@ -196,7 +196,7 @@ def holding(
             put_contents(container, copy)
 
 
-def _copied(container: Any) -> Any:
+def _copied(container: object) -> Any:
     return type(container)(container) if isinstance(container, (list, dict)) else container
 
 

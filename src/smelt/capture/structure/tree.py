@@ -107,19 +107,19 @@ _SEARCH_LIMIT = 4096
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
 
 
-def is_inert(value: Any) -> bool:
+def is_inert(value: object) -> bool:
     """Whether a value has no parts that could be memory of a tensor: a tensor itself, a number, a text, a type."""
     if type(value) is slice:
         return all(map(is_inert, (value.start, value.stop, value.step)))
     return isinstance(value, (torch.Tensor, torch.Size, *_INERT))
 
 
-def hidden_tensors(value: Any) -> Iterator[torch.Tensor]:
+def hidden_tensors(value: object) -> Iterator[torch.Tensor]:
     """Tensors inside a leaf, where no structure leads to them: in closures, sets, dict views, iterators."""
     return (found for found in held_inside(value) if isinstance(found, torch.Tensor))
 
 
-def held_inside(value: Any, is_known: Callable[[Any], bool] = lambda value: False) -> Iterator[Any]:
+def held_inside(value: object, is_known: Callable[[Any], bool] = lambda value: False) -> Iterator[Any]:
     """A leaf, and all that it holds where no structure leads there; nothing is called, and no iterator is advanced.
 
     is_known: of things of which it does not matter what they hold.
@@ -169,17 +169,17 @@ class UnfitError(ValueError):
     """A value does not fit a structure; the message names the place and both sides."""
 
 
-def is_lazy(value: Any) -> bool:
+def is_lazy(value: object) -> bool:
     """Whether a value computes its parts only when asked (generators, coroutines, iterators of them)."""
     return isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, map, filter, zip))
 
 
-def is_iterator(value: Any) -> bool:
+def is_iterator(value: object) -> bool:
     """Whether a value gives its parts once, so that each call has one of its own."""
     return hasattr(type(value), "__next__")
 
 
-def is_called_only(value: Any) -> bool:
+def is_called_only(value: object) -> bool:
     """Whether what a value is cannot be told from its parts: a function, a callable of C, a library's operator.
 
     An object of a program's own class that has `__call__` is its attributes like any other; its method is the class's.
@@ -198,7 +198,7 @@ def is_called_only(value: Any) -> bool:
     return not (is_own and type(call) is types.FunctionType)
 
 
-def has_parts(value: Any) -> bool:
+def has_parts(value: object) -> bool:
     """Whether a value can come apart."""
     if isinstance(value, (list, tuple, dict)) and not isinstance(value, torch.Size):
         return True
@@ -210,7 +210,7 @@ def has_parts(value: Any) -> bool:
     return registered(type(value)) is not None or bool(_attribute_names(value))
 
 
-def _attribute_names(value: Any) -> tuple[str, ...]:
+def _attribute_names(value: object) -> tuple[str, ...]:
     names = list(getattr(value, "__dict__", ()))
     for cls in type(value).__mro__:
         slots = cls.__dict__.get("__slots__", ())
@@ -221,7 +221,7 @@ def _attribute_names(value: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def parts(value: Any) -> Iterator[tuple[str, Any]]:
+def parts(value: object) -> Iterator[tuple[str, Any]]:
     """The parts of a value that can come apart, each with the suffix of its path (`[0]`, `['k']`, `.name`)."""
     if type(value) is slice:
         yield from ((f".{name}", getattr(value, name)) for name in _OF_SLICE)
@@ -263,7 +263,7 @@ class Flattener:
     _open: set[int] = field(default_factory=set)
     _seen: int = 0
 
-    def flatten(self, value: Any, path: str) -> Tree:
+    def flatten(self, value: object, path: str) -> Tree:
         """The structure of a value; its tensors join the list."""
         value = self.convert(value)
         if isinstance(value, torch.Tensor):
@@ -303,7 +303,7 @@ class Flattener:
         """The structure of a set that the run made: a new one around the same items."""
         return Container("sequence", set, tuple(ConstantLeaf(self.key(item)) for item in value))
 
-    def is_closed(self, value: Any) -> bool:
+    def is_closed(self, value: object) -> bool:
         """Whether an object without tensors stays whole."""
         return True
 
@@ -356,7 +356,7 @@ def _held_by(value: Any) -> Tree | None:
     return Container("object", cls, (), names=names, attributes=attributes)
 
 
-def _context_of(value: Any) -> Any:
+def _context_of(value: object) -> Any:
     """What a container is made with, beside its items."""
     if isinstance(value, defaultdict):
         return value.default_factory
@@ -406,7 +406,7 @@ def opened(tree: Tree, ids: Collection[int], closed: Mapping[int, tuple[Any, Con
     return tree
 
 
-def match(tree: Tree, value: Any, path: str, tensors: dict[int, Any], *, constants: bool = True) -> None:
+def match(tree: Tree, value: object, path: str, tensors: dict[int, Any], *, constants: bool = True) -> None:
     """Check a value against a structure and put its tensors into their places. constants: these are compared, too.
 
     Raises: UnfitError, which names the first place that differs.
@@ -429,7 +429,7 @@ def match(tree: Tree, value: Any, path: str, tensors: dict[int, Any], *, constan
             raise UnfitError(f"{path} refers to an argument, which only a result can")
 
 
-def _match_constant(leaf: ConstantLeaf, value: Any, path: str) -> None:
+def _match_constant(leaf: ConstantLeaf, value: object, path: str) -> None:
     """That it is, or equals, what stood there, and has in it what that had: the same object may have changed, and
     objects that call themselves equal may differ beside that.
     """
@@ -469,7 +469,7 @@ def _match_container(tree: Container, given: object, path: str, tensors: dict[in
         match(child, item, path + suffix, tensors, constants=constants)
 
 
-def describe(value: Any) -> str:
+def describe(value: object) -> str:
     """A short text for a value in an error: its class, and the value itself where it is small."""
     if isinstance(value, torch.Tensor):
         return "a tensor"
@@ -479,7 +479,7 @@ def describe(value: Any) -> str:
     return text if text and len(text) <= 40 else f"a {type(value).__qualname__}"
 
 
-def rebuild(tree: Tree, tensors: Sequence[Any], same: dict[str, Any] | None = None) -> Any:
+def rebuild(tree: Tree, tensors: Sequence[object], same: dict[str, Any] | None = None) -> Any:
     """A value of the structure around other tensors; containers are new, constants are the same objects.
 
     same: what stands at the places of the arguments that the structure names; it also keeps what is met again.
@@ -505,7 +505,7 @@ def rebuild(tree: Tree, tensors: Sequence[Any], same: dict[str, Any] | None = No
     return assembled(tree, items, [rebuild(attribute, tensors, same) for attribute in tree.attributes])
 
 
-def assembled(tree: Container, items: Sequence[Any], attributes: Sequence[Any]) -> Any:
+def assembled(tree: Container, items: Sequence[object], attributes: Sequence[object]) -> Any:
     """A value of the structure's class, of any kind but "registered", with these parts."""
     value = _shell(tree, items)
     for name, attribute in zip(tree.names, attributes, strict=True):
@@ -514,14 +514,14 @@ def assembled(tree: Container, items: Sequence[Any], attributes: Sequence[Any]) 
     return value
 
 
-def tuple_of(cls: type, items: Sequence[Any]) -> Any:
+def tuple_of(cls: type, items: Sequence[object]) -> Any:
     """A tuple of a class around these items, whatever its constructor takes."""
     # torch.return_types and torch.Size are tuples of C's making, which only their own constructors make.
     is_plain = cls in (tuple, torch.Size) or hasattr(cls, "n_sequence_fields")
     return cls(items) if is_plain else tuple.__new__(cls, items)
 
 
-def _shell(tree: Container, items: Sequence[Any]) -> Any:
+def _shell(tree: Container, items: Sequence[object]) -> Any:
     cls = tree.cls
     if issubclass(cls, tuple):
         return tuple_of(cls, items)
@@ -549,7 +549,7 @@ def _shell(tree: Container, items: Sequence[Any]) -> Any:
     return base.__new__(cls)
 
 
-def tensors_at(tree: Tree, value: Any) -> list[Any]:
+def tensors_at(tree: Tree, value: object) -> list[Any]:
     """What stands in a value at the places of the structure's tensors, in the order of their numbers."""
     found: dict[int, Any] = {}
     stack: list[tuple[Tree, Any]] = [(tree, value)]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from smelt.capture.scripting.runtime import ScriptRuntime
 
 
-def _is_open(session: ScriptSession, value: Any) -> bool:
+def _is_open(session: ScriptSession, value: object) -> bool:
     return isinstance(value, torch.Tensor) and session.type_of(value).dtype == DType.UNKNOWN
 
 
@@ -48,8 +48,8 @@ def cast(
 
 
 def _made(
-    session: ScriptSession, runtime: ScriptRuntime, name: str, data: torch.Tensor, dtype: Any = None,
-    device: Any = None, requires_grad: bool = False, **others: Any,
+    session: ScriptSession, runtime: ScriptRuntime, name: str, data: torch.Tensor, dtype: object = None,
+    device: object = None, requires_grad: bool = False, **others: object,
 ) -> Any:  # fmt: skip
     """A tensor of another: the same where nothing is to be changed, a copy where `torch.tensor` makes it."""
     if requires_grad or any(value is not None for value in others.values()):
@@ -65,7 +65,7 @@ def _without(kwargs: dict[str, Any], name: str) -> dict[str, Any]:
     return {k: v for k, v in kwargs.items() if k != name}
 
 
-def is_legacy(kind: Any) -> bool:
+def is_legacy(kind: object) -> bool:
     """Whether a class is one of torch's own of an element type and a device (`torch.FloatTensor`), of which every such
     tensor is an instance.
     """

@@ -32,13 +32,13 @@ class Alternative:
     type: Type | Fields | None = None
 
 
-def alternatives_of(annotation: Any) -> list[Alternative] | None:
+def alternatives_of(annotation: object) -> list[Alternative] | None:
     """What an annotation leaves to choose; None where it does not, or where that is too much."""
     found = _alternatives(annotation)
     return found if found is not None and 0 < len(found) <= MOST_CHOICES else None
 
 
-def _alternatives(annotation: Any) -> list[Alternative] | None:
+def _alternatives(annotation: object) -> list[Alternative] | None:
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return [_exactly(member) for member in annotation]
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
@@ -61,7 +61,7 @@ def _alternatives(annotation: Any) -> list[Alternative] | None:
     return found
 
 
-def _exactly(value: Any) -> Alternative:
+def _exactly(value: object) -> Alternative:
     return Alternative(lambda given: given is value or (type(given) is type(value) and bool(given == value)), value)
 
 

@@ -55,7 +55,7 @@ class Spread:
         self.items = items
 
 
-def tells_tuples(op: str, args: tuple[Any, ...]) -> bool:
+def tells_tuples(op: str, args: tuple[object, ...]) -> bool:
     """Whether an operator tells a tuple among its operands from the list that it is in the graph, or gives another."""
     return any(isinstance(arg, OpenTuple) for i, arg in enumerate(args) if _ALIKE.get(op) != i)
 
@@ -78,7 +78,7 @@ def of_tuples(session: ScriptSession, op: str, args: tuple[Any, ...], kwargs: di
     return session.emit(op, *(a if i == alike else session.as_in_program(a) for i, a in enumerate(args)), **kwargs)
 
 
-def as_list(value: Any) -> Any:
+def as_list(value: object) -> Any:
     """A tuple as the list that it is in the graph."""
     if isinstance(value, (OpenTuple, ShapeObject)):
         return StagedObject(slot_of(value))

@@ -34,7 +34,7 @@ def session_now() -> ScriptSession | None:
     return found if isinstance(found, ScriptSession) and is_live() else None
 
 
-def is_symbolic(session: ScriptSession, tensor: Any) -> bool:
+def is_symbolic(session: ScriptSession, tensor: object) -> bool:
     """Whether a tensor depends on what only a run knows; parameters have true types."""
     return isinstance(tensor, torch.Tensor) and session.recorder.slot_of(tensor).kind in ("result", "input")
 
@@ -96,7 +96,9 @@ def _is(kinds: tuple[str, ...], op: str) -> Callable[..., Any]:
     return ask
 
 
-def _is_contiguous(session: ScriptSession, tensor: torch.Tensor, memory_format: Any = torch.contiguous_format) -> Any:
+def _is_contiguous(
+    session: ScriptSession, tensor: torch.Tensor, memory_format: object = torch.contiguous_format
+) -> Any:
     if session.type_of(tensor).is_static:
         return NotImplemented
     if memory_format != torch.contiguous_format:
@@ -104,7 +106,7 @@ def _is_contiguous(session: ScriptSession, tensor: torch.Tensor, memory_format: 
     return wrap(session.read("aten.is_contiguous.default", tensor, BOOL))
 
 
-def _contiguous(session: ScriptSession, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def _contiguous(session: ScriptSession, tensor: torch.Tensor, *args: object, **kwargs: object) -> Any:
     # torch's method gives a tensor back that lies so, as the stand-in may do, without calling the operator.
     type_ = session.type_of(tensor)
     if type_.is_static or (type_.shape is not None and type_.strides is None):
@@ -140,7 +142,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def method(session: ScriptSession, name: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def method(session: ScriptSession, name: str, tensor: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
     """`tensor.name(...)` where it asks for what a type may not tell; NotImplemented for all others."""
     answer = _METHODS.get(name)
     if answer is None or not is_symbolic(session, tensor):
@@ -154,7 +156,7 @@ class TensorMethod:
     def __init__(self, session: ScriptSession, tensor: torch.Tensor, name: str) -> None:
         self.session, self.tensor, self.name = session, tensor, name
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         found = method(self.session, self.name, self.tensor, args, kwargs)
         return getattr(self.tensor, self.name)(*args, **kwargs) if found is NotImplemented else found
 
@@ -162,7 +164,7 @@ class TensorMethod:
 # --- indexing --------------------------------------------------------------------------------------------------------
 
 
-def needs_care(session: ScriptSession, tensor: Any, key: Any) -> bool:
+def needs_care(session: ScriptSession, tensor: object, key: object) -> bool:
     """Whether C would look at the stand-in's sizes, or need numbers that only a run knows."""
     if has_open_sizes(session, tensor):
         return True
@@ -175,14 +177,14 @@ def needs_care(session: ScriptSession, tensor: Any, key: Any) -> bool:
     )
 
 
-def has_open_sizes(session: ScriptSession, value: Any) -> bool:
+def has_open_sizes(session: ScriptSession, value: object) -> bool:
     """Whether only a run knows the sizes of a value, which is a tensor."""
     if session.is_open(value):
         return True
     return isinstance(value, torch.Tensor) and is_symbolic(session, value) and not session.type_of(value).is_static
 
 
-def _is_run_time(session: ScriptSession, value: Any) -> bool:
+def _is_run_time(session: ScriptSession, value: object) -> bool:
     return is_staged(value) or (isinstance(value, torch.Tensor) and is_symbolic(session, value))
 
 
@@ -199,7 +201,7 @@ def index(session: ScriptSession, tensor: torch.Tensor, key: Any) -> Any:
     return _with_unsure(session, torch.ops.aten.index.Tensor(view, rest), key)
 
 
-def _is_of_tensors(key: Any) -> bool:
+def _is_of_tensors(key: object) -> bool:
     """Whether an index is a tuple of tensors, of a length that a run knows."""
     return isinstance(key, OpenTuple) and isinstance(key.items_type, TensorType)
 
@@ -210,7 +212,7 @@ def _takes_all(session: ScriptSession, key: OpenTuple) -> bool:
     return not is_known_full and not session.fork(slot_of(session.emit("py.gt", session.emit("py.len", key), 0)))
 
 
-def _with_unsure(session: ScriptSession, found: Any, key: Any) -> Any:
+def _with_unsure(session: ScriptSession, found: object, key: object) -> Any:
     """What an index took: a single number takes a view, all else a copy."""
     type_: Any = key.items_type if isinstance(key, OpenTuple) else None
     if isinstance(key, torch.Tensor):
@@ -255,7 +257,7 @@ def _mark(session: ScriptSession, value: Any) -> Any:
     return session.as_tensor(value) if found is None else found
 
 
-def _basic(session: ScriptSession, tensor: torch.Tensor, key: Any) -> tuple[Any, list[Any] | None]:
+def _basic(session: ScriptSession, tensor: torch.Tensor, key: object) -> tuple[Any, list[Any] | None]:
     """The view that numbers and slices stand for, and the tensors that index it, by dimension."""
     if isinstance(key, torch.Tensor) and not _is_number(session, key) and not _is_flag(session, key):
         return tensor, [key]
@@ -323,7 +325,7 @@ def _check_list(session: ScriptSession, key: list[Any]) -> None:
         session.cannot("a tensor is indexed with a list that holds more than numbers", "give a tuple, or a tensor")
 
 
-def _dims_of(session: ScriptSession, item: Any) -> int:
+def _dims_of(session: ScriptSession, item: object) -> int:
     if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8):
         type_ = session.type_of(item)
         if type_.dtype in _OF_MASKS:
@@ -344,7 +346,7 @@ def _is_flag(session: ScriptSession, item: torch.Tensor) -> bool:
     return type_.rank == 0 and type_.dtype in _OF_MASKS
 
 
-def _bound(session: ScriptSession, value: Any) -> Any:
+def _bound(session: ScriptSession, value: object) -> Any:
     if isinstance(value, torch.Tensor):
         value = session.item(value) if is_symbolic(session, value) else int(value)
     value = session.index_of(value)

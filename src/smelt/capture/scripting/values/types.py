@@ -57,7 +57,7 @@ def infer_open(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple
 
 
 @lru_cache(maxsize=8192)
-def _infer(op: str, key: Any) -> tuple[Type, ...]:
+def _infer(op: str, key: object) -> tuple[Type, ...]:
     args, kwargs = _call_of(key)
     if op in _SHAPED_BY_DATA:
         return _declared(op, (_SHAPED_BY_DATA[op],))

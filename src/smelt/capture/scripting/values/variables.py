@@ -5,13 +5,12 @@ from __future__ import annotations
 import dis
 from collections.abc import Iterator, Sequence
 from types import CellType, CodeType, FunctionType
-from typing import Any
 
 from smelt.capture.staging.objects.heap import Change
 from smelt.diag import Span
 
 
-def outer_variable(functions: Sequence[Any], change: Change) -> tuple[str, Span] | None:
+def outer_variable(functions: Sequence[object], change: Change) -> tuple[str, Span] | None:
     """What is to be said of a variable that one of these functions binds, and the line that does; None for all else."""
     for function in functions:
         if not isinstance(function, FunctionType):
@@ -31,7 +30,7 @@ def outer_variable(functions: Sequence[Any], change: Change) -> tuple[str, Span]
     return None
 
 
-def _line_that_binds(code: CodeType, op: str, name: Any) -> int | None:
+def _line_that_binds(code: CodeType, op: str, name: object) -> int | None:
     steps = dis.get_instructions(code)
     return next((s.positions.lineno for s in steps if s.opname == op and s.argval == name and s.positions), None)
 

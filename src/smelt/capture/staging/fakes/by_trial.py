@@ -44,7 +44,7 @@ def is_doubtful(result: Any) -> bool:
     return any(r is None or (isinstance(r, torch.Tensor) and r.dim() == 1 and _is_zero(r.shape[0])) for r in result)
 
 
-def _is_zero(size: Any) -> bool:
+def _is_zero(size: object) -> bool:
     return type(size) is int and size == 0
 
 
@@ -52,8 +52,8 @@ def by_trial(
     shadows: Shadows,
     trace: CaptureTrace | None,
     name: str,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
     *,
     is_refused: bool = False,
 ) -> Any:
@@ -71,8 +71,8 @@ def by_trial(
 def types_by_trial(
     trace: CaptureTrace | None,
     name: str,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
     *,
     is_refused: bool = False,
     most: int | None = None,
@@ -168,7 +168,7 @@ def _at_once(ask: _OnCpu, name: str, args: Sequence[Arg], kwargs: Mapping[str, A
         return types, tuple(frozenset() for _ in types)
 
 
-def _argument(arg: Any, values: dict[int, Value]) -> Any:
+def _argument(arg: object, values: dict[int, Value]) -> Any:
     if isinstance(arg, torch.Tensor):
         if id(arg) not in values:
             if arg.layout is not torch.strided or arg.device.type != "cpu":

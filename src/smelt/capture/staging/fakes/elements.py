@@ -45,7 +45,7 @@ class Elements:
         if info.name == "aten.select.int" or info.name in _SINGLE or torch.Tag.pointwise in overload.tags:
             self._made[slot] = (overload, info.name, args, kwargs)
 
-    def of(self, slot: Slot, examples: Examples, first: Any = None) -> tuple[Any, ...]:
+    def of(self, slot: Slot, examples: Examples, first: object = None) -> tuple[Any, ...]:
         """The examples of a tensor's only element. first: what the native run had, None where that is not known."""
         found = self._of(slot, examples, _DEEPEST)
         if found is None:
@@ -82,7 +82,7 @@ class Elements:
         return (self._key(base), dim, index) if is_plain else slot
 
     def _computed(
-        self, slot: Slot, made: tuple[Any, str, list[Any], dict[str, Any]], examples: Examples, depth: int
+        self, slot: Slot, made: tuple[object, str, list[Any], dict[str, Any]], examples: Examples, depth: int
     ) -> tuple[Any, ...] | None:
         overload, name, args, kwargs = made
         if name == "aten.select.int":
@@ -96,7 +96,7 @@ class Elements:
             found = tuple(_run(overload, operands, named, world) for world in range(WORLDS))
         return None if all(number is DEAD for number in found) else found
 
-    def _operand(self, arg: Any, examples: Examples, depth: int) -> tuple[Any, ...] | None:
+    def _operand(self, arg: object, examples: Examples, depth: int) -> tuple[Any, ...] | None:
         """An operand in each world; None where it is more than a number, or not known."""
         if isinstance(arg, ScalarSlot):
             return arg.worlds
@@ -121,7 +121,7 @@ def _type(slot: Slot) -> Type:
     return _TYPES[slot_type(slot).dtype.kind]
 
 
-def _tensor(number: Any, dtype: torch.dtype) -> Any:
+def _tensor(number: object, dtype: torch.dtype) -> Any:
     """A tensor of one example; none where the dtype has no such number."""
     if number is not DEAD and not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool:
         info = torch.iinfo(dtype)

@@ -53,7 +53,7 @@ class Examples:
         """One of so many ways to have examples, another one than the last time."""
         return self._next() % count
 
-    def of(self, type_: Type, first: Any = None) -> tuple[Any, ...]:
+    def of(self, type_: Type, first: object = None) -> tuple[Any, ...]:
         """Examples of any type; None where it has none. first: in the program's world, where it is of the type."""
         found: tuple[Any, ...]
         match str(type_):

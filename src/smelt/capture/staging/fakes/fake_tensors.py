@@ -145,7 +145,7 @@ class ShadowRecorder(Recorder):
 
     # --- operators ---------------------------------------------------------------------------------------------------
 
-    def _encode(self, arg: Any, operands: list[Slot]) -> Any:
+    def _encode(self, arg: object, operands: list[Slot]) -> Any:
         spread = self.spread_of(arg)
         if self.session.size_trace is not None and is_sized(arg):
             slot = self.session.size_slot(arg)
@@ -225,7 +225,7 @@ class ShadowRecorder(Recorder):
         if self.error is not None:
             raise CannotStage("", "", None)
 
-    def _check_sized(self, overload: Any, result: Any, back: dict[int, Any]) -> None:
+    def _check_sized(self, overload: object, result: object, back: dict[int, Any]) -> None:
         """Raises: CannotStage where a result has given the empty tensor that it was written into its own size."""
         if not any(argument.is_out for argument in read_schema(overload).arguments):
             return
@@ -266,7 +266,7 @@ class ShadowRecorder(Recorder):
         """Whether what a slot stands for differs between worlds."""
         return slot in self.varied or isinstance(slot, ScalarSlot)
 
-    def is_lazy(self, value: Any) -> bool:
+    def is_lazy(self, value: object) -> bool:
         """Whether a value is a tensor that shows the conjugates, or the negatives, of what its memory holds.
 
         No type says so: what regions hand on and what containers hold is taken to show its memory as it is.
@@ -283,7 +283,7 @@ class ShadowRecorder(Recorder):
                 f"a tensor becomes a {cls.__qualname__}", "a subclass may give operators another meaning"
             )
 
-    def _is_tainted(self, args: Sequence[Any]) -> bool:
+    def _is_tainted(self, args: Sequence[object]) -> bool:
         return any(self.slot_of(arg).family.tainted for arg in args if isinstance(arg, torch.Tensor))
 
     def in_world(self, arg: Any, world: int, back: dict[int, Any] | None = None) -> Any:
@@ -308,7 +308,7 @@ class ShadowRecorder(Recorder):
         return found
 
     def _run_once(
-        self, overload: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Slot]
+        self, overload: object, info: OpInfo, args: tuple[object, ...], kwargs: dict[str, Any], operands: list[Slot]
     ) -> list[Any]:
         """As `_run`, from what is known where the operator ran on operands that lie alike."""
         varied = [slot for slot in operands if self.is_varied(slot)]
@@ -332,7 +332,7 @@ class ShadowRecorder(Recorder):
         return are_numbers and not info.is_random and is_by_elements(info.name)
 
     def _run(
-        self, overload: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Slot],
+        self, overload: object, info: OpInfo, args: tuple[object, ...], kwargs: dict[str, Any], operands: list[Slot],
         *, differ: bool = True,
     ) -> list[Any]:  # fmt: skip
         """The results in each world, or in the only one. differ: those in other worlds may lie otherwise, unless the
@@ -423,7 +423,7 @@ class ShadowRecorder(Recorder):
             results[1:] = [DEAD] * (WORLDS - 1)
         return results
 
-    def _is_sized_by_data(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _is_sized_by_data(self, info: OpInfo, args: tuple[object, ...], kwargs: dict[str, Any]) -> bool:
         """Whether data tell the sizes of an operator's results, or sizes do of which no expression is known."""
         deciding = info.sized_by(args, kwargs) if info.sized_by is not None else ()
         if self._deciding(deciding) is not None:
@@ -431,7 +431,7 @@ class ShadowRecorder(Recorder):
         is_open = any(not slot_type(self.slot_of(a)).is_static for a in args if isinstance(a, torch.Tensor))
         return len(deciding) > 0 and is_open and rule_of(info.name) is not None
 
-    def _fresh_numbers(self, name: str, args: Sequence[Any]) -> tuple[Any, ...]:
+    def _fresh_numbers(self, name: str, args: Sequence[object]) -> tuple[Any, ...]:
         """The numbers of each world that decide sizes of an operator's results."""
         numbers: tuple[int, ...] = self.session.fresh_numbers(name)
         if name not in (PACK, PAD):
@@ -450,7 +450,7 @@ class ShadowRecorder(Recorder):
                 self.session.unmerge(why)
 
     def _check_overlap(
-        self, info: OpInfo, overload: Any, args: list[Any], kwargs: dict[str, Any], varied: bool
+        self, info: OpInfo, overload: object, args: list[Any], kwargs: dict[str, Any], varied: bool
     ) -> None:
         """Raises: what eager does for an operand that is written and read in part."""
         try:
@@ -464,7 +464,9 @@ class ShadowRecorder(Recorder):
                 )
             raise
 
-    def _check_kinds(self, info: OpInfo, overload: Any, args: list[Any], kwargs: dict[str, Any], varied: bool) -> None:
+    def _check_kinds(
+        self, info: OpInfo, overload: object, args: list[Any], kwargs: dict[str, Any], varied: bool
+    ) -> None:
         """Raises: what eager says to operands of these kinds."""
         refusal = refusal_of_kinds(overload, info.name, args, kwargs, bool(info.writes))
         if refusal is None:
@@ -481,7 +483,7 @@ class ShadowRecorder(Recorder):
     def _sized_by_known(self, overload: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result where all that decides its sizes depends on no data: of the operator on that, the rest zeros."""
 
-        def stand_in(arg: Any) -> Any:
+        def stand_in(arg: object) -> Any:
             if isinstance(arg, (list, tuple)):
                 return [stand_in(item) for item in arg]
             if not isinstance(arg, torch.Tensor) or not self.slot_of(arg).family.tainted:
@@ -561,7 +563,7 @@ class ShadowRecorder(Recorder):
             )
         return found
 
-    def _as_on_cpu(self, info: OpInfo, args: list[Any], kwargs: dict[str, Any], said: Any) -> Any:
+    def _as_on_cpu(self, info: OpInfo, args: list[Any], kwargs: dict[str, Any], said: object) -> Any:
         """What the operator gives on the CPU: what its kernel without data said in the CPU's layout, or, where that
         is in doubt, what trials tell. (They cannot tell of views.)
         """
@@ -626,7 +628,7 @@ class ShadowRecorder(Recorder):
             self.vary(slot, results)
         return slot
 
-    def vary(self, slot: Slot, worlds: Sequence[Any]) -> None:
+    def vary(self, slot: Slot, worlds: Sequence[object]) -> None:
         """Give a tensor's slot its shadows in the other worlds, and the type that holds for all of them."""
         found = type_in_worlds(worlds)
         if found is not None:
@@ -663,7 +665,7 @@ def _is_set_to(one: torch.Tensor, other: torch.Tensor) -> bool:
     return all(bool(number_of(a) == number_of(b)) for a, b in zip(*shown, strict=True))
 
 
-def _is_view(result: Any) -> bool:
+def _is_view(result: object) -> bool:
     return isinstance(result, torch.Tensor) and result._is_view()
 
 
@@ -672,7 +674,7 @@ def _truth(session: Session, tensor: torch.Tensor) -> Slot:
     return slot_of(session.emit("py.bool", tensor))
 
 
-def _takes_all(name: str, args: Sequence[Any]) -> bool:
+def _takes_all(name: str, args: Sequence[object]) -> bool:
     """Whether a slice is of the whole."""
     bounds = args[2:]
     return (

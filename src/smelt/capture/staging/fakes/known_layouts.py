@@ -50,7 +50,7 @@ class KnownLayouts:
         self._found: dict[Key, tuple[list[_Laid], bool] | None] = {}
         self._at = self._state()
 
-    def key(self, info: OpInfo, args: Sequence[Any], kwargs: Mapping[str, Any], modes: Any) -> Key | None:
+    def key(self, info: OpInfo, args: Sequence[object], kwargs: Mapping[str, object], modes: object) -> Key | None:
         """What the layouts of the results follow from; None where that is not known."""
         if info.undeclared is not None or info.sized_by is not None:
             return None
@@ -69,7 +69,7 @@ class KnownLayouts:
             return None
         return info.name, given, named, shared, modes, torch.get_default_dtype()
 
-    def _is_updated(self, info: OpInfo, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    def _is_updated(self, info: OpInfo, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
         """Whether a call does nothing but write the elements of its first operand, one by one."""
         if [position for _, position in info.writes] != [0] or not is_by_elements(info.name) or not args:
             return False
@@ -80,7 +80,7 @@ class KnownLayouts:
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
         return not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
 
-    def _shared(self, args: Sequence[Any]) -> Key:
+    def _shared(self, args: Sequence[object]) -> Key:
         """Which operands are one tensor. Raises: _Unknown where others share memory with what is written."""
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
         if any(type(a) in (list, tuple) for a in args):
@@ -91,7 +91,7 @@ class KnownLayouts:
                 raise _Unknown
         return tuple([i for i, other in enumerate(tensors) if other is tensors[0]])
 
-    def find(self, key: Key, args: Sequence[Any]) -> Any:
+    def find(self, key: Key, args: Sequence[object]) -> Any:
         """Results that lie so, or views of these operands; None where no call was alike."""
         if self._at != self._state():
             self._found.clear()
@@ -106,7 +106,7 @@ class KnownLayouts:
         made = [self._made(one, args) for one in laid]
         return made[0] if is_one else tuple(made)
 
-    def _made(self, laid: _Laid, args: Sequence[Any]) -> Any:
+    def _made(self, laid: _Laid, args: Sequence[object]) -> Any:
         dtype, sizes, steps, device, of = laid
         if of is None:
             return self._shadows.direct(dtype, self._shown(sizes), self._shown(steps), device)
@@ -133,7 +133,7 @@ class KnownLayouts:
             return
         self._found[key] = laid, isinstance(result, torch.Tensor)
 
-    def _viewed(self, result: torch.Tensor, args: Sequence[Any]) -> int | None:
+    def _viewed(self, result: torch.Tensor, args: Sequence[object]) -> int | None:
         """The position of the operand that a result is a view of."""
         if not result._is_view():
             return None
@@ -161,10 +161,10 @@ class KnownLayouts:
             return type(arg), tuple([self._part(a, at_start) for a in arg])
         return self._number_key(arg)
 
-    def _numbers_key(self, numbers: Sequence[Any]) -> Key:
+    def _numbers_key(self, numbers: Sequence[object]) -> Key:
         return tuple([n if type(n) is int else self._number_key(n) for n in numbers])
 
-    def _number_key(self, value: Any) -> Key:
+    def _number_key(self, value: object) -> Key:
         kind = type(value)
         if kind in _PLAIN:
             return kind, value
@@ -175,7 +175,7 @@ class KnownLayouts:
             return Size, number.poly
         return (SizeFloat, number.expr) if type(number) is SizeFloat else (type(number), number)
 
-    def _number(self, value: Any) -> Any:
+    def _number(self, value: object) -> Any:
         if type(value) is int:
             return value
         node = node_of(value)
@@ -183,7 +183,7 @@ class KnownLayouts:
             raise _Unknown
         return node.number
 
-    def _numbers(self, numbers: Sequence[Any]) -> list[Any]:
+    def _numbers(self, numbers: Sequence[object]) -> list[Any]:
         return [self._number(n) for n in numbers]
 
     def _shown(self, numbers: list[Any]) -> list[Any]:

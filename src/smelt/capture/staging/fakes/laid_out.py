@@ -79,8 +79,8 @@ def laid_as_on_cpu(
 def _laid(
     trace: CaptureTrace | None,
     info: OpInfo,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
     results: Sequence[torch.Tensor],
     operands: Sequence[torch.Tensor],
 ) -> list[Any]:
@@ -190,7 +190,7 @@ def _as_views(
     shadows: Shadows,
     trace: CaptureTrace | None,
     of: torch.Tensor,
-    result: Any,
+    result: object,
     results: Sequence[torch.Tensor],
     layouts: Sequence[Layout],
 ) -> Any:
@@ -208,7 +208,7 @@ def _as_views(
 def _replaced(
     shadows: Shadows,
     trace: CaptureTrace | None,
-    result: Any,
+    result: object,
     results: Sequence[torch.Tensor],
     steps: Sequence[Sequence[Any] | None],
     *,
@@ -233,12 +233,12 @@ def _with(result: Any, made: Mapping[int, Any]) -> Any:
 # --- in the words of `ops.shapes`
 
 
-def _call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Arg, ...], dict[str, Arg]]:
+def _call(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[tuple[Arg, ...], dict[str, Arg]]:
     """A call with types in place of its tensors. Raises: TypeError."""
     return tuple(map(_argument, args)), {name: _argument(arg) for name, arg in kwargs.items()}
 
 
-def _argument(arg: Any) -> Any:
+def _argument(arg: object) -> Any:
     if isinstance(arg, torch.Tensor):
         type_ = TensorType(dtype_from_torch(arg.dtype), _numbers(arg.shape), _numbers(arg.stride()), str(arg.device))
         return Value("", type_, None)  # type: ignore[arg-type]
@@ -260,7 +260,7 @@ def _tensor_types(type_: Type) -> Iterator[TensorType]:
             yield from _tensor_types(element)
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _tensors(value: object) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -276,7 +276,7 @@ def _layout(tensor: torch.Tensor) -> Layout:
     return Layout(_numbers(tensor.shape), _numbers(tensor.stride()))
 
 
-def _numbers(numbers: Sequence[Any]) -> tuple[Any, ...]:
+def _numbers(numbers: Sequence[object]) -> tuple[Any, ...]:
     return tuple(map(number_of, numbers))
 
 
@@ -284,9 +284,9 @@ def _resolved(number: Any) -> Any:
     return number.trace.number(number.trace.resolved(number.poly)) if is_symbolic(number) else number
 
 
-def _are_same(one: Sequence[Any], other: Sequence[Any]) -> bool:
+def _are_same(one: Sequence[object], other: Sequence[object]) -> bool:
     return len(one) == len(other) and all(map(same, one, other))
 
 
-def _shown(trace: CaptureTrace | None, numbers: Sequence[Any]) -> list[Any]:
+def _shown(trace: CaptureTrace | None, numbers: Sequence[object]) -> list[Any]:
     return list(numbers) if trace is None else [sized(trace, n) for n in numbers]

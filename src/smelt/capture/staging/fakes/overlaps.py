@@ -44,7 +44,7 @@ def check_overlap(info: OpInfo, overload: Any, args: Sequence[Any], kwargs: dict
             return
 
 
-def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
+def _tensors(values: Sequence[object]) -> Iterator[torch.Tensor]:
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
@@ -101,7 +101,7 @@ class _Alike:
             raise Doubt("operands that overlap are too large to try")
         self._made: dict[Any, Any] = {}
 
-    def of(self, value: Any) -> Any:
+    def of(self, value: object) -> Any:
         """What stands for an argument."""
         if isinstance(value, (list, tuple)):
             return [self.of(item) for item in value]

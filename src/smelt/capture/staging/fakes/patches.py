@@ -39,12 +39,12 @@ _NEW = object()
 _NO_MORE = "a graph changes the elements of tensors, and no more"
 
 
-def _session(tensor: Any = None) -> Any:
+def _session(tensor: object = None) -> Any:
     found = current.found()
     return found if found is not None and is_live() else None
 
 
-def _tainted(session: Session, tensor: Any) -> bool:
+def _tainted(session: Session, tensor: object) -> bool:
     return bool(session.recorder.slot_of(tensor).family.tainted)
 
 
@@ -145,7 +145,7 @@ def _nbytes(original: Any) -> Any:
     return Getter(original, read)
 
 
-def _is_open(session: Session, tensor: Any) -> bool:
+def _is_open(session: Session, tensor: object) -> bool:
     """Whether how a tensor lies follows from data."""
     slot = session.recorder.slot_of(tensor)
     return slot in session.recorder.varied and slot_type(slot).strides is not None
@@ -308,7 +308,7 @@ def _setitem(original: Any) -> Any:
     return setitem
 
 
-def _is_one_by_chance(session: Session, value: Any) -> bool:
+def _is_one_by_chance(session: Session, value: object) -> bool:
     """Whether this is a tensor whose first size is 1 in this run, and follows from data."""
     if not isinstance(value, torch.Tensor) or session.recorder.slot_of(value) not in session.recorder.varied:
         return False
@@ -317,7 +317,7 @@ def _is_one_by_chance(session: Session, value: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _indexing(session: Session, key: Any) -> Iterator[None]:
+def _indexing(session: Session, key: object) -> Iterator[None]:
     """Several indices at once: torch passes over slices of the whole where it knows the sizes, and so do we.
 
     Raises: CannotStage where the program catches an error whose text has a size that is free.
@@ -337,7 +337,7 @@ def _indexing(session: Session, key: Any) -> Iterator[None]:
         session.recorder.is_indexing = before
 
 
-def _with_tensors(session: Session, key: Any) -> Any:
+def _with_tensors(session: Session, key: object) -> Any:
     """A key in which a list or tuple of numbers that depend on data is a tensor, which is what torch makes of it, and a
     byte without dimensions the mask that it is to torch.
     """
@@ -379,7 +379,7 @@ def _holds_data(session: Session, item: Any) -> bool:
     return is_staged(item) or (isinstance(item, torch.Tensor) and _tainted(session, item))
 
 
-def _needs_care(session: Session, tensor: Any, key: Any) -> bool:
+def _needs_care(session: Session, tensor: object, key: object) -> bool:
     """Whether C would need a number for what depends on data: staged indices, slices of unknown sizes; and places
     among items, which it compares with how many there are in this run.
     """
@@ -397,12 +397,12 @@ def _needs_care(session: Session, tensor: Any, key: Any) -> bool:
     return False
 
 
-def _is_place(item: Any) -> bool:
+def _is_place(item: object) -> bool:
     """Whether this is a whole number, Python's or NumPy's."""
     return isinstance(item, Integral) and not isinstance(item, bool)
 
 
-def _is_of_ints(item: Any) -> bool:
+def _is_of_ints(item: object) -> bool:
     """Whether this is an int, or a list of them however deep."""
     return all(map(_is_of_ints, item)) if type(item) is list else type(item) is int
 
@@ -507,7 +507,7 @@ def _warn(original: Any) -> Any:
     return warn
 
 
-def _stays_as_it_is(self: Any, name: str, value: Any = _NEW) -> None:
+def _stays_as_it_is(self: object, name: str, value: object = _NEW) -> None:
     """Python is about to change a tensor itself, beside its elements (`p.data = y`, `p.grad = y`, a hook on it).
 
     The tensors from outside of a staged run are the user's own, on each way that is tried. Others are made anew on each

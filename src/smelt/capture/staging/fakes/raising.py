@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -20,7 +19,7 @@ OF_ALL_ELEMENTS = where(Trait.ANY_SHAPE)
 
 
 def may_raise(
-    overload: Any, info: OpInfo, args: Sequence[Any], operands: Sequence[Slot], is_varied: Callable[[Slot], bool]
+    overload: object, info: OpInfo, args: Sequence[object], operands: Sequence[Slot], is_varied: Callable[[Slot], bool]
 ) -> bool:
     """For its data, or for sizes and numbers that a run tells.
 

@@ -45,7 +45,7 @@ class _UntriedError(Exception):
 
 
 def refusal_of_kinds(
-    overload: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], is_written: bool
+    overload: object, name: str, args: Sequence[object], kwargs: Mapping[str, object], is_written: bool
 ) -> Refusal | None:
     """What eager says to such a call; None: it takes it, or that is not known. is_written: the first operand is."""
     if not is_by_elements(name) or torch.is_autocast_enabled("cpu"):
@@ -62,7 +62,7 @@ def refusal_of_kinds(
 
 
 @lru_cache(maxsize=4096)
-def _tried(overload: Any, forms: tuple[Any, ...], named: tuple[tuple[str, Any], ...]) -> Refusal | None:
+def _tried(overload: object, forms: tuple[object, ...], named: tuple[tuple[str, Any], ...]) -> Refusal | None:
     found = _refused(overload, forms, named, 1)
     if found is None:
         return None
@@ -81,7 +81,7 @@ def _refused(
     return None
 
 
-def _form(arg: Any) -> Any:
+def _form(arg: object) -> Any:
     if isinstance(arg, torch.Tensor):
         if arg.layout is not torch.strided or arg.device.type != "cpu":
             raise _UntriedError

@@ -51,7 +51,7 @@ def is_second_hand(error: BaseException) -> bool:
 
 
 def given_all_the_same(
-    shadows: Shadows, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception
+    shadows: Shadows, name: str, args: Sequence[object], kwargs: Mapping[str, object], error: Exception
 ) -> Any:
     """The results of an operator whose kernel without data raised `error`; None where eager raises, too.
 
@@ -107,7 +107,7 @@ def in_eagers_words(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     return error
 
 
-def _zeros(arg: Any) -> Any:
+def _zeros(arg: object) -> Any:
     if isinstance(arg, (list, tuple)):
         return [_zeros(item) for item in arg]
     if not isinstance(arg, torch.Tensor):
@@ -127,7 +127,7 @@ def _shadow(shadows: Shadows, type_: Type, grad: bool) -> Any:
     return shadows.fresh(dtype, type_.sizes, type_.steps, type_.device, grad)
 
 
-def _argument(arg: Any, values: dict[int, Value]) -> Any:
+def _argument(arg: object, values: dict[int, Value]) -> Any:
     if isinstance(arg, torch.Tensor):
         if id(arg) not in values:
             values[id(arg)] = Value(f"v{len(values)}", _type(arg), None)  # type: ignore[arg-type]
@@ -142,11 +142,11 @@ def _type(tensor: torch.Tensor) -> TensorType:
     return TensorType.of(dtype_from_torch(tensor.dtype), sizes, steps, str(tensor.device))
 
 
-def _at_hand(number: Any) -> Any:
+def _at_hand(number: object) -> Any:
     return at_hand(number_of(number)) if is_symbolic(number_of(number)) else number
 
 
-def has_symbols(arg: Any) -> bool:
+def has_symbols(arg: object) -> bool:
     """Whether a size, or a number, among operands is free."""
     if isinstance(arg, (list, tuple)):
         return any(map(has_symbols, arg))

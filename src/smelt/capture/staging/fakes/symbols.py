@@ -129,21 +129,21 @@ class Node:
 
 
 def _forward(op: str) -> Any:
-    def method(self: Any, other: Any) -> Any:
+    def method(self: object, other: object) -> Any:
         return current.session().binary(op, self, other)
 
     return method
 
 
 def _reverse(op: str) -> Any:
-    def method(self: Any, other: Any) -> Any:
+    def method(self: object, other: object) -> Any:
         return current.session().binary(op, other, self)
 
     return method
 
 
 def _unary(op: str) -> Any:
-    def method(self: Any) -> Any:
+    def method(self: object) -> Any:
         return current.session().emit(op, self)
 
     return method
@@ -157,10 +157,10 @@ class _Staged:
     def __bool__(self) -> bool:
         return current.session().truth(self)
 
-    def __round__(self, digits: Any = None) -> Any:
+    def __round__(self, digits: object = None) -> Any:
         return current.session().emit("py.round", self, *(() if digits is None else (digits,)))
 
-    def __pow__(self, other: Any, modulus: Any = None) -> Any:
+    def __pow__(self, other: object, modulus: object = None) -> Any:
         session = current.session()
         if modulus is None:
             return session.binary("py.pow", self, other)
@@ -198,7 +198,7 @@ for _name in ("neg", "pos", "abs", "invert"):
 
 
 def _call(function: str) -> Any:
-    def method(self: Any) -> Any:
+    def method(self: object) -> Any:
         return current.session().emit("py.call", function, self)
 
     return method
@@ -209,7 +209,7 @@ for _name in ("floor", "ceil", "trunc"):
 
 
 def _specialized(kind: type) -> Any:
-    def method(self: Any) -> Any:
+    def method(self: object) -> Any:
         return kind(current.session().specialize(slot_of(self)))
 
     return method
@@ -220,11 +220,11 @@ def _class(kind: type) -> Any:
     return property(lambda self: kind)
 
 
-def _itself(self: Any) -> Any:
+def _itself(self: object) -> Any:
     return self
 
 
-def _as_int(self: Any) -> Any:
+def _as_int(self: object) -> Any:
     return current.session().emit("py.int", self)
 
 
@@ -311,7 +311,7 @@ class StagedObject(_Staged):
     def __init__(self, slot: ScalarSlot) -> None:
         self.slot = slot
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         return current.session().getitem(self, key)
 
     def __iter__(self) -> Any:
@@ -325,7 +325,7 @@ class StagedObject(_Staged):
         """For `**`, which takes whatever has this."""
         return current.session().spread_names(self)
 
-    def __contains__(self, item: Any) -> bool:
+    def __contains__(self, item: object) -> bool:
         return bool(current.session().cannot("code that is not converted reads a traced container"))
 
 
@@ -346,7 +346,7 @@ def wrap_as(slot: ScalarSlot, like: Any) -> Any:
     return wrap(slot) if class_of(like) is None else type(like)(slot)
 
 
-def class_of(value: Any) -> type | None:
+def class_of(value: object) -> type | None:
     """The class that a value has in the program, where the graph has it as one of another kind."""
     return value.of_class if isinstance(value, StagedObject) else None
 
@@ -357,14 +357,14 @@ def slot_of(value: Any) -> ScalarSlot:
     return found
 
 
-def is_staged(value: Any) -> bool:
+def is_staged(value: object) -> bool:
     """Whether a value is one that the graph computes (tensors aside)."""
     return isinstance(value, _Staged) or (
         isinstance(value, (SymInt, SymFloat, SymBool)) and isinstance(value.node, Node)
     )
 
 
-def own(value: Any) -> Any:
+def own(value: object) -> Any:
     """torch gives its own class around a node of ours back: the same as one of ours."""
     if isinstance(value, (SymInt, SymFloat, SymBool)) and not isinstance(value, _Staged):
         return wrap(value.node.slot) if isinstance(value.node, Node) else value

@@ -22,7 +22,7 @@ from smelt.capture.staging.session import Outcome, Session
 from smelt.ir import BOOL
 
 
-def condition(session: Session, test: Any) -> Slot | None:
+def condition(session: Session, test: object) -> Slot | None:
     """The slot of a condition that depends on data, None for one that Python answers."""
     if isinstance(test, Poison):
         session.unmerge(test.why)
@@ -45,7 +45,7 @@ def condition(session: Session, test: Any) -> Slot | None:
     return None
 
 
-def cells_of(*functions: Any) -> list[Any]:
+def cells_of(*functions: object) -> list[Any]:
     """The closure cells of the converter's own functions: their variables are told by name."""
     found: list[Any] = []
     stack = list(functions)
@@ -127,7 +127,7 @@ def branch(
         orelse()
 
 
-def _is_carried(session: Session, container: Any) -> bool:
+def _is_carried(session: Session, container: object) -> bool:
     """Whether the loop that is being staged had a list before its first turn, so that it is staged before that."""
     return bool(session.loops) and session.loops[-1].carries(container)
 
@@ -170,7 +170,7 @@ def _staged_before(
     return True
 
 
-def own_cells(get: Any, set_: Any, names: Sequence[str]) -> list[Any]:
+def own_cells(get: object, set_: object, names: Sequence[str]) -> list[Any]:
     """The cells of the variables that `get` reads."""
     return cells_of(get, set_)
 

@@ -30,20 +30,20 @@ def holds_code(table: Any) -> bool:
     return known and any(map(_is_code, table.values()))
 
 
-def is_list_of_code(value: Any) -> bool:
+def is_list_of_code(value: object) -> bool:
     """Whether this is a list, a tuple or a container of modules that gives what has no form in a graph by number."""
     if type(value) in (list, tuple):
         return holds_code(value)
     return any(_gives_as(value, kind) for kind in _LISTS)
 
 
-def is_table_of_code(value: Any) -> bool:
+def is_table_of_code(value: object) -> bool:
     """Whether this is a dictionary, or one of modules, that gives what has no form in a graph by key."""
     return (type(value) is dict or _gives_as(value, torch.nn.ModuleDict)) and holds_code(value)
 
 
 def at_number(
-    session: Session, runtime: Runtime, items: Sequence[Any], number: Any, error: Callable[[Exception], Any]
+    session: Session, runtime: Runtime, items: Sequence[object], number: object, error: Callable[[Exception], Any]
 ) -> Any:
     """The item at a staged number. error: notes an exception of the program's. Raises: IndexError, in eager's words."""
     found = list(items)
@@ -61,7 +61,7 @@ def at_number(
     raise error(IndexError(said))
 
 
-def at_key(session: Session, table: Mapping[Any, Any], key: Any, error: Callable[[Exception], Any]) -> Any:
+def at_key(session: Session, table: Mapping[Any, object], key: object, error: Callable[[Exception], Any]) -> Any:
     """The item at a staged key. error: notes an exception of the program's. Raises: KeyError."""
     for known in table:
         if session.fork(slot_of(session.emit("py.eq", key, known))):
@@ -74,5 +74,5 @@ def _gives_as(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) and getattr(type(value), "__getitem__", None) is kind.__getitem__
 
 
-def _is_code(value: Any) -> bool:
+def _is_code(value: object) -> bool:
     return callable(value) and not isinstance(value, torch.Tensor)

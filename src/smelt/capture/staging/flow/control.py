@@ -196,18 +196,20 @@ class StagingRuntime(PlainRuntime):
         go_on = more if more is not None else lambda: True
         self._with_breaks(key, sequence, start, body, names, get, set, go_on, is_live)
 
-    def _is_worth_it(self, key: Any, loop: Loop) -> bool:
+    def _is_worth_it(self, key: object, loop: Loop) -> bool:
         """Whether one body is less than the iterations would be, one after the other: these may have been alike."""
         unrolled = self.session.unrolled.get(key, loop.size * (loop.turns or 0))
         return 2 * loop.size <= unrolled
 
-    def _kept_as_long(self, key: Any, sequence: StagedSequence, body: Callable[[Any], None]) -> Callable[[Any], None]:
+    def _kept_as_long(
+        self, key: object, sequence: StagedSequence, body: Callable[[Any], None]
+    ) -> Callable[[Any], None]:
         """A turn of a loop over lists that keep their lengths. Raises: Again where it makes one longer or shorter:
         Python asks for the length before each turn."""
         session = self.session
         lists = lists_in(sequence)
 
-        def turn(item: Any) -> None:
+        def turn(item: object) -> None:
             before, resized = [one.slot for one in lists], session.resized
             body(item)
             if session.resized != resized and any(one.slot is not old for one, old in zip(lists, before, strict=True)):
@@ -215,7 +217,7 @@ class StagingRuntime(PlainRuntime):
 
         return turn if lists else body
 
-    def _is_rolled(self, key: Any, iterable: Any, more: Any) -> bool:
+    def _is_rolled(self, key: object, iterable: object, more: object) -> bool:
         """Whether a loop that Python knows all of is one loop of the graph: a long one, or one that data may end."""
         session = self.session
         if type(iterable) is not range or not session.whole.isdisjoint((("unrolled", key), ("growing", key))):
@@ -269,7 +271,15 @@ class StagingRuntime(PlainRuntime):
                     raise Again(whole=("growing", key))
 
     def _unrolled(
-        self, key: Any, iterable: Any, body: Any, names: Any, get: Any, set: Any, more: Any, anew: Any
+        self,
+        key: object,
+        iterable: object,
+        body: object,
+        names: object,
+        get: object,
+        set: object,
+        more: object,
+        anew: object,
     ) -> None:
         """A loop over what Python knows; once it may have ended early, each further turn stands under an `if`."""
         session = self.session
@@ -315,7 +325,7 @@ class StagingRuntime(PlainRuntime):
                 session.cannot("a list changes its length in a loop over it that data may end")
             return
 
-    def _must_be_small(self, key: Any, operators: int) -> None:
+    def _must_be_small(self, key: object, operators: int) -> None:
         """Raises: Again where a loop's iterations are many operators, one after the other."""
         if operators > LARGE:
             self.session.unrolled[key] = operators
@@ -399,7 +409,7 @@ class StagingRuntime(PlainRuntime):
         def get() -> tuple[Any, ...]:
             return (held[0],)
 
-        def set_(values: tuple[Any, ...]) -> None:
+        def set_(values: tuple[object, ...]) -> None:
             held[0] = values[0]
 
         branch(self.session, _key(at, ("choose", *_columns(part.__code__))), slot, first, second, ("value",), get, set_)
@@ -423,11 +433,11 @@ class StagingRuntime(PlainRuntime):
             return value if value else self.or_(at, *thunks[1:])
         return self._choose(at, slot, lambda: _known(value, True), lambda: self.or_(at, *thunks[1:]), thunks[0])
 
-    def not_(self, at: int, value: Any) -> Any:
+    def not_(self, at: int, value: object) -> Any:
         slot = condition(self.session, value)
         return (not value) if slot is None else self.session.emit("py.not_", _staged(self.session, value))
 
-    def truth(self, at: int, value: Any) -> Any:
+    def truth(self, at: int, value: object) -> Any:
         return bool(value) if condition(self.session, value) is None else _staged(self.session, value)
 
     def compare(self, at: int, left: Any, *rest: Any) -> Any:
@@ -441,7 +451,7 @@ class StagingRuntime(PlainRuntime):
             return self.compare(at, right, *rest[1:]) if value else value
         return self._choose(at, slot, lambda: self.compare(at, right, *rest[1:]), lambda: _known(value, False), thunk)
 
-    def _compare(self, op: str, left: Any, right: Any) -> Any:
+    def _compare(self, op: str, left: object, right: object) -> Any:
         _use(self.session, left, right)
         if op in ("in", "not in"):
             found = self.contains(0, left, right)
@@ -472,13 +482,13 @@ class StagingRuntime(PlainRuntime):
     def _equal_items(self, left: Any, right: Any) -> Any:
         """Whether two sequences of one length are equal, as one question instead of one for each of Python's."""
 
-        def equal(a: Any, b: Any) -> Any:
+        def equal(a: object, b: object) -> Any:
             return True if a is b else self.truth(0, self._compare("==", a, b))
 
         pairs = [pair for pair in zip(left, right, strict=True) if any(map(self._is_data, pair)) or pair[0] != pair[1]]
         return self.and_(0, *(lambda a=a, b=b: equal(a, b) for a, b in pairs))
 
-    def _identical(self, left: Any, right: Any) -> Any:
+    def _identical(self, left: object, right: object) -> Any:
         if left is right:
             return True
         for one, other in ((left, right), (right, left)):
@@ -517,10 +527,10 @@ class StagingRuntime(PlainRuntime):
         _use_in_call(self.session, *args, *kwargs.values())
         return calls.call(self.session, self, fn, args, kwargs)
 
-    def called_here(self, at: int, fn: Any) -> Any:
+    def called_here(self, at: int, fn: object) -> Any:
         return calls.called_here(self.session, fn)
 
-    def getattr_(self, at: int, o: Any, name: str) -> Any:
+    def getattr_(self, at: int, o: object, name: str) -> Any:
         if type(o) is Appending and name == "append":
             o = o.items
         _use(self.session, o)
@@ -530,7 +540,7 @@ class StagingRuntime(PlainRuntime):
             return class_of(self.session, o)
         return getattr(o, name)
 
-    def setattr_(self, at: int, o: Any, name: str, v: Any) -> None:
+    def setattr_(self, at: int, o: object, name: str, v: object) -> None:
         _use(self.session, o)
         ordering.check_change(self.session, o)
         _check_library(self.session, o, f"`{name}` of a module")
@@ -554,10 +564,10 @@ class StagingRuntime(PlainRuntime):
             return session.getitem(session.container(o), k)
         return o[k]
 
-    def _is_data_of_tensor(self, value: Any) -> bool:
+    def _is_data_of_tensor(self, value: object) -> bool:
         return isinstance(value, torch.Tensor) and bool(self.session.recorder.slot_of(value).family.tainted)
 
-    def _whole(self, value: Any) -> Any:
+    def _whole(self, value: object) -> Any:
         """A number by which a list may be asked, staged. Raises: CannotStage for one that is none."""
         number = self.session.item(value) if isinstance(value, torch.Tensor) else value
         if slot_of(number).type not in (INT, BOOL):
@@ -575,15 +585,15 @@ class StagingRuntime(PlainRuntime):
             _check_library(self.session, sys, "a module")
         o[k] = v
 
-    def held(self, at: int, value: Any) -> Any:
+    def held(self, at: int, value: object) -> Any:
         _use(self.session, value)  # on some paths there may be none, and eager raises
         return value
 
-    def delitem(self, at: int, o: Any, k: Any) -> None:
+    def delitem(self, at: int, o: object, k: object) -> None:
         ordering.check_change(self.session, o)
         super().delitem(at, o, k)
 
-    def binop(self, at: int, op: str, a: Any, b: Any) -> Any:
+    def binop(self, at: int, op: str, a: object, b: object) -> Any:
         _use(self.session, a, b)
         if op in _PY and (is_staged(a) or is_staged(b)):
             found = self.session.binary(f"py.{BY_SYMBOL[op].name}", a, b)
@@ -597,7 +607,7 @@ class StagingRuntime(PlainRuntime):
                 return found
         return _PLAIN.binop(at, op, a, b)
 
-    def inplace(self, at: int, op: str, a: Any, b: Any) -> Any:
+    def inplace(self, at: int, op: str, a: object, b: object) -> Any:
         _use(self.session, a, b)
         ordering.check_change(self.session, a)
         if op == "+" and isinstance(a, StagedObject) and isinstance(slot_of(a).type, ListType):
@@ -610,14 +620,14 @@ class StagingRuntime(PlainRuntime):
             return self.binop(at, op, a, b)
         return _PLAIN.inplace(at, op, a, b)
 
-    def unop(self, at: int, op: str, a: Any) -> Any:
+    def unop(self, at: int, op: str, a: object) -> Any:
         _use(self.session, a)
         return self.session.emit(f"py.{UNARY_BY_SYMBOL[op].name}", a) if is_staged(a) else _PLAIN.unop(at, op, a)
 
     def fstring(self, at: int, parts: Any) -> Any:
         return self.session.emit("py.join", *parts) if any(map(is_staged, parts)) else "".join(parts)
 
-    def format_value(self, at: int, v: Any, conversion: str | None, spec: Any) -> Any:
+    def format_value(self, at: int, v: object, conversion: str | None, spec: object) -> Any:
         _use(self.session, v, spec)
         is_said_here = self._is_data(v) or is_said(self.session, v)
         has_own = not is_said_here and getattr(type(v), "__format__", None) is object.__format__
@@ -648,7 +658,7 @@ class StagingRuntime(PlainRuntime):
             self.session.cannot("a traced range or list was unpacked")
         return iterable
 
-    def matched(self, at: int, subject: Any, longest: int | None) -> Any:
+    def matched(self, at: int, subject: object, longest: int | None) -> Any:
         """A staged list as one of Python's, on a path for each length that it may have."""
         session = self.session
         _use(session, subject)
@@ -682,13 +692,13 @@ def _columns(code: Any) -> tuple[str, str]:
     return (str(min(places)[1:]), str(max(places)[1:])) if places else ("", "")
 
 
-def _check_library(session: Session, owner: Any, what: str) -> None:
+def _check_library(session: Session, owner: object, what: str) -> None:
     """A name of a library's module is about to be set: nothing puts it back between ways. Raises: CannotStage."""
     if type(owner) is ModuleType and not session.is_on_all_paths and not is_own_module(owner):
         session.cannot(f"{what} is set on one path only", EFFECT)
 
 
-def _use(session: Session, *values: Any) -> None:
+def _use(session: Session, *values: object) -> None:
     for value in values:
         if isinstance(value, Poison):
             session.unmerge(value.why)
@@ -711,23 +721,23 @@ def _are_alike(left: Any, right: Any) -> bool:
     return isinstance(left, list) == isinstance(right, list)
 
 
-def _are_numbers(*values: Any) -> bool:
+def _are_numbers(*values: object) -> bool:
     return all(is_sized(value) or type(value) in (int, float) for value in values)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     if is_staged(value):
         return slot_of(value).type in (INT, FLOAT, BOOL)
     return type(value) in (int, float, bool)
 
 
-def _staged(session: Session, value: Any) -> Any:
+def _staged(session: Session, value: object) -> Any:
     """The truth of a tensor or of a traced value as a traced bool."""
     slot = condition(session, value)
     return session.emit("py.bool", value) if isinstance(value, torch.Tensor) else wrap(slot)  # type: ignore[arg-type]
 
 
-def _known(value: Any, answer: bool) -> Any:
+def _known(value: object, answer: bool) -> Any:
     """What a value is where its truth is known: a bool is that."""
     return answer if is_staged(value) and slot_of(value).type == BOOL else value
 
@@ -738,7 +748,7 @@ def _loses_sizes(session: Session, before: Any, after: Any) -> bool:
     return any(_has_unknown(session, new) and not _has_unknown(session, old) for old, new in pairs)
 
 
-def _has_unknown(session: Session, value: Any) -> bool:
+def _has_unknown(session: Session, value: object) -> bool:
     if isinstance(value, (tuple, list)):
         return any(_has_unknown(session, item) for item in value)
     if not isinstance(value, torch.Tensor):
@@ -747,7 +757,7 @@ def _has_unknown(session: Session, value: Any) -> bool:
     return type_.shape is None or any(isinstance(dim, UnknownDim) for dim in (*type_.shape, *(type_.strides or ())))
 
 
-def _all_known(session: Session, value: Any) -> bool:
+def _all_known(session: Session, value: object) -> bool:
     """Whether the sizes of all tensors of a variable are known."""
     if isinstance(value, (tuple, list)):
         return all(_all_known(session, item) for item in value)
@@ -756,14 +766,14 @@ def _all_known(session: Session, value: Any) -> bool:
     return not isinstance(value, torch.Tensor) or slot_type(session.recorder.slot_of(value)).is_static
 
 
-def _plain_bool(session: Session, value: Any) -> Any:
+def _plain_bool(session: Session, value: object) -> Any:
     return bool(value) if condition(session, value) is None else _staged(session, value)
 
 
 __all__ = ["StagedRange", "StagingRuntime"]
 
 
-def compared(op: str, left: Any, right: Any) -> Any:
+def compared(op: str, left: object, right: object) -> Any:
     """`left op right` by Python, which asks the operand of a subclass first: a shadow is of one, its tensor is not."""
     if type(left) is torch.Tensor and is_shadow(right) and op in _PY:
         found = getattr(torch.Tensor, BY_SYMBOL[op].method)(left, right)

@@ -98,7 +98,7 @@ class Cut:
         return found
 
 
-def _in_world(end: Any, world: int) -> Any:
+def _in_world(end: object, world: int) -> Any:
     return slot_of(end).worlds[world] if is_staged(end) else at_hand(number_of(end))
 
 
@@ -128,7 +128,7 @@ def cut_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], dims: Sequ
     return Cut(dim, start, end, step, None if size is None or step != 1 else _known_length(start, end, size))
 
 
-def _known_length(start: Any, end: Any, size: Any) -> int | None:
+def _known_length(start: object, end: object, size: object) -> int | None:
     """end - start where both follow from one number, and lie inside whatever that is."""
     if not (is_staged(start) and is_staged(end)):
         return None
@@ -152,7 +152,7 @@ def _affine(slot: ScalarSlot) -> tuple[ScalarSlot, int, int]:
     return slot.affine or (slot, 1, 0)
 
 
-def affine_of(op: str, operands: Sequence[Any]) -> tuple[ScalarSlot, int, int] | None:
+def affine_of(op: str, operands: Sequence[object]) -> tuple[ScalarSlot, int, int] | None:
     """(slot, times, plus) where an operator's result is that slot times a number plus another."""
     if op not in ("py.add", "py.sub", "py.mul") or len(operands) != 2:
         return None

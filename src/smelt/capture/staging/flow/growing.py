@@ -37,7 +37,7 @@ class Grows(BaseException):
         self.grown, self.type, self.site = grown, type_, site
 
 
-def item_type(session: Session, item: Any) -> Type | None:
+def item_type(session: Session, item: object) -> Type | None:
     """The type of what a traced container holds; None for what none can hold."""
     if item is None:
         return NONE
@@ -65,7 +65,7 @@ def container_type(session: Session, containers: Sequence[Any]) -> Type | None:
     return None if None in types else ListType(_joined(session, types))
 
 
-def _dict_type(session: Session, keys: Sequence[Any], values: Sequence[Any]) -> Type | None:
+def _dict_type(session: Session, keys: Sequence[object], values: Sequence[object]) -> Type | None:
     of_keys = [item_type(session, key) for key in keys]
     of_values = [item_type(session, value) for value in values]
     if None in of_keys or None in of_values:
@@ -73,7 +73,7 @@ def _dict_type(session: Session, keys: Sequence[Any], values: Sequence[Any]) -> 
     return DictType(_joined(session, of_keys), _joined(session, of_values))
 
 
-def must_be_staged(session: Session, container: Any, value: Any, *key: Any) -> Any:
+def must_be_staged(session: Session, container: object, value: object, *key: object) -> Any:
     """A value is put where only a run knows: into a list, or under a key. Raises: Grows, CannotStage."""
     if isinstance(container, dict):
         type_ = _dict_type(session, [*container, *key], [*container.values(), value])
@@ -84,7 +84,7 @@ def must_be_staged(session: Session, container: Any, value: Any, *key: Any) -> A
     raise Grows(container, type_, session.site())  # type: ignore[arg-type]
 
 
-def extends(session: Session, container: list[Any], more: Any) -> Any:
+def extends(session: Session, container: list[Any], more: object) -> Any:
     """A list takes in a traced one. Raises: Grows, CannotStage."""
     type_ = container_type(session, [container, more])
     if type_ is None:
@@ -104,7 +104,7 @@ def _joined(session: Session, types: Iterable[Type | None]) -> Type:
     return ANY if found is None else found
 
 
-def _check_holders(session: Session, site: Site | None, grown: Any, snapshot: Snapshot) -> None:
+def _check_holders(session: Session, site: Site | None, grown: object, snapshot: Snapshot) -> None:
     """Nothing holds a container that no walk comes to: a generator's frame, a context manager, `itertools`' objects.
 
     All that Python's collector knows of is asked, which takes a while, so once for each place of a program.

@@ -24,7 +24,7 @@ class StagedSequence:
         """The number of items."""
         raise NotImplementedError
 
-    def item(self, number: Any) -> Any:
+    def item(self, number: object) -> Any:
         """An item by number."""
         raise NotImplementedError
 
@@ -32,7 +32,7 @@ class StagedSequence:
         """Start, stop and step of the index that `item_at` takes."""
         return (0, self.length(), 1)
 
-    def item_at(self, index: Any) -> Any:
+    def item_at(self, index: object) -> Any:
         """The item at an index of `bounds`."""
         return self.item(index)
 
@@ -63,7 +63,7 @@ class StagedRange(StagedSequence):
     def bounds(self) -> tuple[Any, Any, Any]:
         return (self.start, self.stop, self.step)
 
-    def item_at(self, index: Any) -> Any:
+    def item_at(self, index: object) -> Any:
         return index
 
     def known_length(self) -> int | None:
@@ -128,7 +128,7 @@ class StagedRange(StagedSequence):
         """The range as a value of the graph."""
         return self.session.emit("py.call", "range", *self.bounds())
 
-    def equals(self, other: Any) -> Any:
+    def equals(self, other: object) -> Any:
         """`self == other`, asked in the graph."""
         if not isinstance(other, range) and (not is_staged(other) or slot_of(other).type != ANY):
             return False
@@ -138,10 +138,10 @@ class StagedRange(StagedSequence):
         """Its numbers as a staged list."""
         return self.session.emit("py.call", "builtins.list", self.numbers())
 
-    def __contains__(self, item: Any) -> bool:
+    def __contains__(self, item: object) -> bool:
         return item in self.whole()
 
-    def __eq__(self, other: Any) -> Any:
+    def __eq__(self, other: object) -> Any:
         return self.whole() == (other.whole() if isinstance(other, StagedRange) else other)
 
     def __hash__(self) -> int:
@@ -176,7 +176,7 @@ class KnownRange(StagedSequence):
     def bounds(self) -> tuple[int, int, int]:
         return (self.numbers.start, self.numbers.stop, self.numbers.step)
 
-    def item_at(self, index: Any) -> Any:
+    def item_at(self, index: object) -> Any:
         return index
 
 
@@ -189,7 +189,7 @@ class StagedList(StagedSequence):
     def length(self) -> Any:
         return self.session.emit("py.len", self.items)
 
-    def item(self, number: Any) -> Any:
+    def item(self, number: object) -> Any:
         return self.session.getitem(self.items, number)
 
 
@@ -202,7 +202,7 @@ class Rows(StagedSequence):
     def length(self) -> Any:
         return self.session.size(self.tensor, 0)
 
-    def item(self, number: Any) -> Any:
+    def item(self, number: object) -> Any:
         return torch.select(self.tensor, 0, number)
 
     def known_length(self) -> int | None:
@@ -258,7 +258,7 @@ class Zipped(StagedSequence):
         lengths = [p.length() if isinstance(p, StagedSequence) else len(p) for p in sized]
         return lengths[0] if len(lengths) == 1 else self.session.emit("py.min", *lengths)
 
-    def item(self, number: Any) -> Any:
+    def item(self, number: object) -> Any:
         return tuple(_item(self.session, p, number) for p in self.parts)
 
     def known_length(self) -> int | None:
@@ -296,7 +296,7 @@ def lists_in(sequence: StagedSequence) -> list[StagedObject]:
 _ITERATORS: tuple[type, ...] = (enumerate, zip, type(iter([])), type(reversed([])))
 
 
-def lists_under(iterable: Any) -> list[list[Any]]:
+def lists_under(iterable: object) -> list[list[Any]]:
     """Python's own lists that going over this takes items from."""
     if type(iterable) is list:
         return [iterable]
@@ -305,7 +305,7 @@ def lists_under(iterable: Any) -> list[list[Any]]:
     return [found for part in iterable.__reduce__()[1] for found in lists_under(part)]
 
 
-def sequence_of(session: Session, iterable: Any) -> StagedSequence | None:
+def sequence_of(session: Session, iterable: object) -> StagedSequence | None:
     """What a loop goes over, None where Python knows how often it turns."""
     if isinstance(iterable, Once):
         return iterable.take()

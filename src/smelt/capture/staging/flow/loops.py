@@ -175,7 +175,7 @@ class Loop:
         regions.append(RegionRecords((*index, *params), records, yields))
         return regions
 
-    def _note_turns(self, regions: Sequence[Sequence[Slot]], yields: Sequence[Any]) -> None:
+    def _note_turns(self, regions: Sequence[Sequence[Slot]], yields: Sequence[object]) -> None:
         """What each variable is in later turns. Raises: Again where two that were told apart may be one there."""
         session = self.session
         for params in regions:
@@ -239,7 +239,7 @@ class Loop:
         self._values = self._pend(values)
         return params
 
-    def carries(self, container: Any) -> bool:
+    def carries(self, container: object) -> bool:
         """Whether a list was there before the loop: what makes it longer in a turn has it so in the next one."""
         is_held = any(value is container for value in self.init) or self.snapshot.holds(container)
         return type(container) is list and is_held
@@ -268,7 +268,7 @@ class Loop:
             made.append(value)
         return build(made)
 
-    def _fresh(self, type_: Type, leaf: Any) -> tuple[Any, Slot]:
+    def _fresh(self, type_: Type, leaf: object) -> tuple[Any, Slot]:
         session = self.session
         if isinstance(type_, TensorType):
             size = _one_size(type_, leaf)
@@ -336,7 +336,7 @@ class Loop:
             known = False
         return known
 
-    def _is_held_elsewhere(self, value: Any) -> bool:
+    def _is_held_elsewhere(self, value: object) -> bool:
         """Whether a container in the loop's own variable is something else's, too: a loop gives another one back."""
         if type(value) is tuple:
             return any(map(self._is_held_elsewhere, value))
@@ -353,7 +353,7 @@ class Loop:
         types = {i: leaf.type for i, leaf in enumerate(some) if isinstance(leaf, Unread)}
         self.places[number] = Place(number, name, build(some), None, types)
 
-    def _is_made(self, leaf: Any) -> bool:
+    def _is_made(self, leaf: object) -> bool:
         """Whether a turn makes a value of the graph; a tensor of before the loop is itself after it, too."""
         is_outer = isinstance(leaf, torch.Tensor) and self.session.recorder.knows(leaf, self.saved)
         return is_carried(leaf) and not is_outer
@@ -385,7 +385,7 @@ class Loop:
             self.unstable(f"a {type(grown).__name__} has other contents after each iteration")
         self._must_be_staged(grown, [change.new])
 
-    def _must_be_staged(self, grown: Any, contents: Sequence[Any]) -> None:
+    def _must_be_staged(self, grown: object, contents: Sequence[object]) -> None:
         """Raises: Grows, with the type of a container that holds what one came to hold; Again."""
         type_ = container_type(self.session, [grown, *contents])
         if type_ is None:
@@ -460,7 +460,7 @@ class Loop:
         with unseen():
             return [t if t is DEAD else {at_hand(number_of(t.shape[dim])) for dim in dims} for t in worlds[1:]]
 
-    def _is_longer(self, before: Any, after: Any) -> bool:
+    def _is_longer(self, before: object, after: object) -> bool:
         """Whether a variable holds a tuple of any length after a turn, or one with more at an end than before."""
         if not self.session.stages_growth or type(before) is not tuple:
             return False
@@ -471,11 +471,11 @@ class Loop:
         ends = after[: len(before)], after[len(after) - len(before) :]
         return any(all(map(same, before, end)) for end in ends)
 
-    def _note_number(self, place: Place, leaf: int, first: Any, last: Any) -> None:
+    def _note_number(self, place: Place, leaf: int, first: object, last: object) -> None:
         if place.types[leaf] == ANY and all(self.session.is_number(self.session.encode(v)) for v in (first, last)):
             place.numbers.add(leaf)
 
-    def _type_of(self, place: Place, first: Any, last: Any) -> Type:
+    def _type_of(self, place: Place, first: object, last: object) -> Type:
         before, after = leaf_type(self.session, first), leaf_type(self.session, last)
         if before is None or after is None:
             kinds = [type(v).__name__ if t is None else str(t) for v, t in ((first, before), (last, after))]
@@ -483,7 +483,7 @@ class Loop:
         self._check_shown(place, first)
         return self._widen(place, before, after)
 
-    def _check_shown(self, place: Place, leaf: Any) -> None:
+    def _check_shown(self, place: Place, leaf: object) -> None:
         """What is carried shows its memory as it is. Raises: Again, CannotStage."""
         if self.session.recorder.is_lazy(leaf):
             self.unstable(f"{place.name or 'a loop-carried value'} is a conjugate or negative view")
@@ -581,7 +581,7 @@ class Loop:
         return after
 
 
-def _one_size(type_: Type, before: Any) -> int | None:
+def _one_size(type_: Type, before: object) -> int | None:
     """What all sizes of a tensor were before that its type has as unknown ones; None where they differ, or are free."""
     if not isinstance(type_, TensorType) or type_.shape is None or not isinstance(before, torch.Tensor):
         return None
@@ -610,7 +610,7 @@ class _Congruence:
         self.makers: dict[Slot, tuple[Structured, int]] = {}
         self._find(body.records)
 
-    def _find(self, records: Sequence[Any]) -> None:
+    def _find(self, records: Sequence[object]) -> None:
         for record in records:
             if isinstance(record, Structured):
                 for number, result in enumerate(record.results):
@@ -622,7 +622,7 @@ class _Congruence:
         """Whether what two parameters become is equal where they were."""
         return self._equal(self.body.yields[a], self.body.yields[b], {self.body.params[a], self.body.params[b]})
 
-    def _equal(self, a: Any, b: Any, equal: set[Slot]) -> bool:
+    def _equal(self, a: object, b: object, equal: set[Slot]) -> bool:
         if a is b or (isinstance(a, Slot) and isinstance(b, Slot) and a in equal and b in equal):
             return True
         if not isinstance(a, Slot) or not isinstance(b, Slot):
@@ -633,7 +633,7 @@ class _Congruence:
         return all(self._equal(r.yields[mine[1]], r.yields[other[1]], equal) for r in mine[0].regions)
 
 
-def _is_list(value: Any) -> bool:
+def _is_list(value: object) -> bool:
     return type(value) is list or (is_staged(value) and isinstance(slot_of(value).type, ListType))
 
 
@@ -671,7 +671,7 @@ def grown_over(
     return stage_container(session, session.site(), items, found[2], get, set_, snapshot)
 
 
-def _within(start: Any, stop: Any, step: Any) -> tuple[Any, Any] | None:
+def _within(start: object, stop: object, step: object) -> tuple[Any, Any] | None:
     """Between what the number of a loop lies, where sizes alone tell."""
     ends = None if any(map(is_staged, (start, stop, step))) else [number_of(n) for n in (start, stop, step)]
     if ends is None or type(ends[2]) is not int or ends[2] < 1 or ends[0] is None or ends[1] is None:

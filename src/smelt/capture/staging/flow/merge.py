@@ -64,7 +64,7 @@ def is_result(name: str) -> bool:
     return name.startswith(f"{HIDDEN}value")
 
 
-def flag_in(names: Sequence[str], values: Sequence[Any]) -> Any:
+def flag_in(names: Sequence[str], values: Sequence[object]) -> Any:
     """What tells whether a function has come to a `return`, None where that is not among the names."""
     return next((v for n, v in zip(names, values, strict=True) if n.startswith(f"{HIDDEN}returned")), None)
 
@@ -201,7 +201,7 @@ class Merger:
                     self._fail("a result is returned on one path only")
         return found
 
-    def _check_none(self, left: Sequence[Any], right: Sequence[Any]) -> None:
+    def _check_none(self, left: Sequence[object], right: Sequence[object]) -> None:
         """A result that is None may be one that was returned, and no other then. Raises: CannotMerge."""
         for name, a, b in zip(self.names, left, right, strict=True):
             is_one = (a is None) != (b is None) and a is not _RAISED and b is not _RAISED
@@ -215,7 +215,7 @@ class Merger:
         """None is returned on one path. is_settled: both have come to a `return`. Raises: CannotMerge."""
         self._fail("None is returned, or something else")
 
-    def named(self, name: str, a: Any, b: Any) -> Any:
+    def named(self, name: str, a: object, b: object) -> Any:
         """A variable after two paths; one without a value on a path has one that must not be used."""
         if a is b:
             return self.merge(a, b)
@@ -236,7 +236,7 @@ class Merger:
                 return self._either(other, is_left=one is b)
         return self.merge(a, b)
 
-    def _pending(self, a: Any, b: Any) -> Pending:
+    def _pending(self, a: object, b: object) -> Pending:
         """A result that at least one path has not come to."""
         left, right = (v.value if isinstance(v, Pending) else v for v in (a, b))
         if a is None or b is None:
@@ -272,7 +272,7 @@ class Merger:
 
     # --- two values --------------------------------------------------------------------------------------------------
 
-    def merge(self, a: Any, b: Any) -> Any:
+    def merge(self, a: object, b: object) -> Any:
         """One value for two. Raises: CannotMerge."""
         if a is _RAISED or b is _RAISED:
             return self._export(b if a is _RAISED else a)
@@ -322,7 +322,7 @@ class Merger:
             return a
         return self._objects(a, b)
 
-    def _objects(self, a: Any, b: Any) -> Any:
+    def _objects(self, a: object, b: object) -> Any:
         if isinstance(a, (dict, list)) and not (self.session.is_outer(a) or self.session.is_outer(b)):
             return self._structures(a, b)
         if (
@@ -341,7 +341,7 @@ class Merger:
         merged.__dict__.update({k: self.merge(a.__dict__[k], b.__dict__[k]) for k in a.__dict__})
         return merged
 
-    def _structures(self, a: Any, b: Any) -> Any:
+    def _structures(self, a: object, b: object) -> Any:
         """Two containers of a class of the program's, such as the outputs of a model."""
         numbers: dict[int, Any] = {}
         standing = self._standing(numbers)
@@ -356,7 +356,7 @@ class Merger:
         pairs = ((numbers.get(id(t), t) for t in (one, found[i])) for i, one in enumerate(flattener.tensors))
         return rebuild(tree, [self.merge(*pair) for pair in pairs])
 
-    def _was_there(self, value: Any) -> bool:
+    def _was_there(self, value: object) -> bool:
         """Whether an object was there before the paths that meet: what they change in it is merged on its own."""
         if isinstance(value, (list, dict, set, deque)):
             return self.session.is_outer(value)
@@ -366,7 +366,7 @@ class Merger:
     def _standing(self, numbers: dict[int, Any]) -> Callable[[Any], Any]:
         """Has a tensor stand where a structure holds what the graph knows, which is noted by the tensor's id."""
 
-        def standing(value: Any) -> Any:
+        def standing(value: object) -> Any:
             if not is_staged(value):
                 return value
             stand_in = torch.empty(0)
@@ -405,7 +405,7 @@ class Merger:
         if any(id(f) in self._families for f in families):
             self.session.recorder.entwine([*families, result.family], self.why)
 
-    def _scalars(self, a: Any, b: Any) -> Any:
+    def _scalars(self, a: object, b: object) -> Any:
         if class_of(a) is not class_of(b):
             self._fail("a tuple meets what is none")
         left, right = self.session.encode(a), self.session.encode(b)
@@ -426,7 +426,7 @@ class Merger:
         self._yield(left, right, found)
         return wrap_as(found, a)
 
-    def _export(self, value: Any) -> Any:
+    def _export(self, value: object) -> Any:
         """What one path left, where the other ends in an exception."""
         key = (id(value), id(_RAISED))
         if key not in self._memo:
@@ -472,27 +472,27 @@ class Merger:
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
-    def _yield(self, left: Any, right: Any, result: Slot) -> None:
+    def _yield(self, left: object, right: object, result: Slot) -> None:
         if self.session.recorder.is_lazy(left) or self.session.recorder.is_lazy(right):
             self._fail("a conjugate or negative view meets another tensor")
         self.left.append(left)
         self.right.append(right)
         self.results.append(result)
 
-    def _yield_one(self, value: Any, other: Any, result: Slot, is_left: bool) -> None:
+    def _yield_one(self, value: object, other: object, result: Slot, is_left: bool) -> None:
         self._yield(value if is_left else other, other if is_left else value, result)
 
     def _same_length(self, a: Any, b: Any) -> None:
         if len(a) != len(b):
             self._fail(f"a {_kind(a)} of {len(a)} items meets one of {len(b)}")
 
-    def _must_pair(self, a: Any, b: Any) -> None:
+    def _must_pair(self, a: object, b: object) -> None:
         """One object on a path is one on the other: merged with two, it would be two itself."""
         for mine, yours, partners in ((a, b, self._partners[0]), (b, a, self._partners[1])):
             if partners.setdefault(id(mine), yours) is not yours:
                 self._fail(f"one {_kind(mine)} on a path is two on the other")
 
-    def _must_be_new(self, *containers: Any) -> None:
+    def _must_be_new(self, *containers: object) -> None:
         for container in containers:
             if self.session.is_outer(container):
                 self._fail(f"two {type(container).__name__}s meet, of which one was there before")
@@ -505,7 +505,7 @@ class Merger:
         return f"after a branch that depends on data {what}"
 
 
-def _stands_apart(value: Any) -> bool:
+def _stands_apart(value: object) -> bool:
     """Whether nothing else can be the same as a value is: modules, functions, texts, None, tuples with such."""
     if isinstance(value, tuple):
         return any(map(_stands_apart, value))
@@ -517,13 +517,13 @@ def _type(value: Any) -> Type:
     return found
 
 
-def _world(value: Any, world: int) -> Any:
+def _world(value: object, world: int) -> Any:
     if isinstance(value, SizeSlot):
         return value.in_worlds(world + 1)[world]
     return value.worlds[world] if isinstance(value, ScalarSlot) else value
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return "tensor"
     if is_staged(value):

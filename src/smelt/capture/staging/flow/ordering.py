@@ -40,7 +40,7 @@ _READING = frozenset(("copy", "count", "index", "get", "items", "keys", "values"
 _ALONE = 2  # references to an object that only its container holds: that one, and the argument of `getrefcount`
 
 
-def sort(session: Session, runtime: Runtime, items: list[Any], key: Any = None, reverse: Any = False) -> None:
+def sort(session: Session, runtime: Runtime, items: list[Any], key: object = None, reverse: object = False) -> None:
     """`items.sort(key=key, reverse=reverse)` of a list that Python knows the length of."""
     items[:] = ordered(session, runtime, items, key, reverse)
 
@@ -73,19 +73,19 @@ def ordered(session: Session, runtime: Runtime, items: list[Any], key: Any, reve
     return [items[i] for i in order]
 
 
-def is_sort(fn: Any) -> bool:
+def is_sort(fn: object) -> bool:
     """Whether a function is the `sort` of one of Python's lists."""
     return type(fn) is BuiltinMethodType and fn.__name__ == "sort" and type(fn.__self__) is list
 
 
-def check_call(session: Session, fn: Any) -> None:
+def check_call(session: Session, fn: object) -> None:
     """A method may change a container that was put in order. Raises: Again."""
     owner = getattr(fn, "__self__", None)
     if owner is not None and getattr(fn, "__name__", "") not in _READING:
         check_change(session, owner)
 
 
-def check_change(session: Session, container: Any) -> None:
+def check_change(session: Session, container: object) -> None:
     """A container is going to be changed, or asked who it is. Raises: Again where a copy of it may be held, too."""
     if type(container) in (list, dict):
         session.copies.check_change(container)
@@ -168,12 +168,12 @@ class _Picks:
         self.made: dict[tuple[int, ...], Any] = {}
         self.lists: dict[tuple[int, ...], StagedObject] = {}
 
-    def one_of(self, values: Sequence[Any], number: Any) -> Any:
+    def one_of(self, values: Sequence[object], number: object) -> Any:
         """The value of a number. Raises: CannotMerge where the values are not alike."""
         self.number, self.made = number, {}
         return self._any(values)
 
-    def _any(self, values: Sequence[Any]) -> Any:
+    def _any(self, values: Sequence[object]) -> Any:
         first = values[0]
         if all(value is first for value in values):
             return first
@@ -235,14 +235,14 @@ class _Picks:
         recorder.entwine(families, ("fork", self.place))
         return self._held(values, found)
 
-    def _held(self, values: list[Any], made: Any) -> Any:
+    def _held(self, values: list[Any], made: object) -> Any:
         """An object that stands for several; where others hold these, none may change, or be asked who it is."""
         if not all(id(value) in self.alone for value in values):
             for container in (*values, made):
                 self.session.picked[id(container)] = (container, _contents(container), self.place)
         return made
 
-    def _alike(self, features: Iterable[Any]) -> None:
+    def _alike(self, features: Iterable[object]) -> None:
         known = list(features)
         if any(feature != known[0] for feature in known):
             self._fail("of several lengths or kinds")
@@ -263,11 +263,11 @@ def _alone(parent: Any, key: Any) -> set[int]:
     return found.union(*[_alone(parent[key], k) for k in range(len(parent[key]))]) if _is_row(parent[key]) else found
 
 
-def _is_row(value: Any) -> bool:
+def _is_row(value: object) -> bool:
     return type(value) in (tuple, list)
 
 
-def _is_plain_object(value: Any) -> bool:
+def _is_plain_object(value: object) -> bool:
     """Whether an object is what its attributes are, and nothing else."""
     if not hasattr(value, "__dict__") or callable(value) or is_staged(value) or is_skipped_class(type(value)):
         return False

@@ -29,7 +29,7 @@ _TENSORS = {
 _OF_ITEMS = where(Trait.ITEM_OF)
 
 
-def range_of_draw(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Range | None:
+def range_of_draw(name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> Range | None:
     """Between what a number drawn by Python or NumPy lies, where its arguments tell."""
     if kwargs or not 1 <= len(args) <= 2:
         return None
@@ -38,7 +38,7 @@ def range_of_draw(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     return _range(0 if len(args) == 1 else args[0], args[-1], 1) if name in _EXCLUSIVE else None
 
 
-def _range(low: Any, end: Any, less: int) -> Range | None:
+def _range(low: object, end: object, less: int) -> Range | None:
     if is_staged(low) or is_staged(end) or isinstance(low, bool | float) or isinstance(end, bool | float):
         return None
     first, last = number_of(low), number_of(end)
@@ -51,7 +51,9 @@ class Ranges:
     def __init__(self) -> None:
         self._found: dict[Slot, tuple[Range, object]] = {}
 
-    def note(self, op: str, args: Sequence[Any], noted: Sequence[Any], results: Sequence[Any], region: object) -> None:
+    def note(
+        self, op: str, args: Sequence[object], noted: Sequence[object], results: Sequence[object], region: object
+    ) -> None:
         """An operator gave these. noted: its arguments with slots; region: what it is recorded in."""
         found: Range | None = None
         if op in _TENSORS:

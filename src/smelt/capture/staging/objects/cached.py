@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from smelt.capture.staging.session import Session
 
 
-def is_cache_of_sizes(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def is_cache_of_sizes(fn: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
     """Whether a cache is asked by sizes that are free."""
     return isinstance(fn, LRU_CACHE) and not kwargs and any(map(holds_sized, args))
 
@@ -63,14 +63,14 @@ def _held(cache: Any, args: tuple[Any, ...]) -> Any:
     return next((result for key, result in results_of(cache) if _is_equal(key, wanted)), MISSING)
 
 
-def _is_equal(a: Any, b: Any) -> bool:
+def _is_equal(a: object, b: object) -> bool:
     try:
         return bool(a == b)
     except (TypeError, ValueError, RuntimeError):
         return False
 
 
-def _at_hand(value: Any) -> Any:
+def _at_hand(value: object) -> Any:
     """A value with the sizes that it has at capture; nothing is learnt by that."""
     if is_sized(value):
         return at_hand(number_of(value))

@@ -45,7 +45,7 @@ def take_apart(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     return [value], lambda made: made[0]
 
 
-def _has_items(value: Any) -> bool:
+def _has_items(value: object) -> bool:
     """Whether a value is a list, a tuple, a named tuple or one of torch.return_types."""
     is_named = isinstance(value, tuple) and (hasattr(value, "_fields") or hasattr(value, "n_sequence_fields"))
     return type(value) in (tuple, list) or is_named
@@ -77,7 +77,7 @@ def same(a: Any, b: Any) -> bool:
     return False
 
 
-def is_carried(leaf: Any) -> bool:
+def is_carried(leaf: object) -> bool:
     """Whether a leaf can be a value of the graph."""
     return isinstance(leaf, (torch.Tensor, bool, int, float, complex, str, Unread)) or is_staged(leaf)
 

@@ -138,7 +138,7 @@ class Settled:
                     if not holds_the_same(container, old):
                         yield container, old
 
-    def further(self, roots: Iterable[Any], without: set[int]) -> Walk:
+    def further(self, roots: Iterable[object], without: set[int]) -> Walk:
         """Go to what these roots lead to and was not come to then, and to what leads elsewhere by now."""
         changed = [container for container, _ in self.changed()]
         again = [*self._to_visit(changed), *self._leading_elsewhere()]
@@ -147,7 +147,7 @@ class Settled:
         walk.run(roots, again)
         return walk
 
-    def _to_visit(self, changed: Iterable[Any]) -> Iterator[Any]:
+    def _to_visit(self, changed: Iterable[object]) -> Iterator[Any]:
         for container in changed:
             if id(container) in self._walk.seen or isinstance(container, type):
                 yield container

@@ -51,7 +51,7 @@ def asks_types(frame: types.FrameType) -> bool:
     return any(value is type for value in frame.f_locals.values())
 
 
-def _is_asking(value: Any) -> bool:
+def _is_asking(value: object) -> bool:
     if value is type or dispatcher_of(value) is not None:
         return True
     if isinstance(value, (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)):
@@ -59,14 +59,14 @@ def _is_asking(value: Any) -> bool:
     return False
 
 
-def dispatcher_of(value: Any) -> Any:
+def dispatcher_of(value: object) -> Any:
     """What gives a `functools.singledispatch` function's implementation for a class; None for anything else."""
     if not isinstance(value, types.FunctionType) or "registry" not in value.__dict__:
         return None
     return value.__dict__.get("dispatch")
 
 
-def looks_inside(value: Any) -> bool:
+def looks_inside(value: object) -> bool:
     """Whether a module, or a function or class of one, looks at what numbers are made of; so does `int.bit_length`."""
     if getattr(value, "__objclass__", None) in (int, float):
         return True
@@ -99,7 +99,7 @@ def _asks_identity(code: types.CodeType) -> bool:
     )
 
 
-def class_of(session: Session, value: Any) -> type:
+def class_of(session: Session, value: object) -> type:
     """What `type` says of a value where stand-ins are what they stand for."""
     if is_sized(value):
         return type(at_hand(number_of(value)))
@@ -110,12 +110,12 @@ def class_of(session: Session, value: Any) -> type:
     return CLASSES.get(slot_of(value).type, type(value)) if is_staged(value) else type(value)
 
 
-def is_stand_in(value: Any) -> bool:
+def is_stand_in(value: object) -> bool:
     """Whether `type` says something else of a value than the program expects."""
     return is_sized(value) or is_staged(value) or is_shadow(value) or isinstance(value, StagedSequence)
 
 
-def is_other_object(value: Any) -> bool:
+def is_other_object(value: object) -> bool:
     """Whether `is` says something else of a value than the program expects: one tensor has one stand-in."""
     return is_stand_in(value) and not is_shadow(value)
 

@@ -21,7 +21,7 @@ MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "MISSING"})()
 WHOLE: Any = type("_Whole", (), {"__repr__": lambda self: "WHOLE"})()
 
 
-def put_slot(value: Any, name: str, held: Any) -> None:
+def put_slot(value: object, name: str, held: object) -> None:
     """Have an object's slot hold something (MISSING: nothing)."""
     if isinstance(value, torch.Tensor):
         space = object.__getattribute__(value, "__dict__")
@@ -37,7 +37,7 @@ def put_slot(value: Any, name: str, held: Any) -> None:
         member.__delete__(value)
 
 
-def _slots(value: Any) -> dict[str, Any]:
+def _slots(value: object) -> dict[str, Any]:
     """What an object holds in slots, by name."""
     if isinstance(value, torch.Tensor):
         return attributes(value)
@@ -50,7 +50,7 @@ def _slots(value: Any) -> dict[str, Any]:
     return found
 
 
-def has_slots_only(container: Any) -> bool:
+def has_slots_only(container: object) -> bool:
     """Whether what an object holds besides its attributes are slots."""
     return not isinstance(container, (dict, list, set, deque, type, types.CellType, StagedObject))
 
@@ -76,7 +76,7 @@ def refill(container: Any, contents: Any) -> None:
         base.extend(container, contents)
 
 
-def base_of(container: Any) -> Any:
+def base_of(container: object) -> Any:
     """The builtin class that holds a container's contents: subclasses may load or compute what they show."""
     return next(base for base in (OrderedDict, dict, list, set, deque) if isinstance(container, base))
 
@@ -141,6 +141,6 @@ def holds_the_same(container: Any, old: Any) -> bool:
     return are_the_same(contents(container), old)
 
 
-def are_the_same(some: Collection[Any], others: Collection[Any]) -> bool:
+def are_the_same(some: Collection[object], others: Collection[object]) -> bool:
     """Whether both have the very same objects, in the same order."""
     return len(some) == len(others) and all(map(operator.is_, some, others))

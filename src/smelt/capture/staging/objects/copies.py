@@ -70,12 +70,12 @@ class Copies:
 
     # --- what is recorded --------------------------------------------------------------------------------------------
 
-    def note_operands(self, op: str, args: Sequence[Any]) -> None:
+    def note_operands(self, op: str, args: Sequence[object]) -> None:
         """An operator is about to put values into a container. Raises: CannotStage."""
         if op in _HOLDING:
             self.note(args[_HOLDING[op] :], op in _STAYING)
 
-    def note_results(self, op: str, operands: Sequence[Any], slots: Sequence[Slot]) -> None:
+    def note_results(self, op: str, operands: Sequence[object], slots: Sequence[Slot]) -> None:
         """An operator gave values: those that it took out of a container stand in it still, for all that is known."""
         if op in _TAKING:
             self.held.update(slot for slot in slots[-1:] if _is_container(slot.type))
@@ -84,7 +84,7 @@ class Copies:
             if slots[0].type in inside:
                 self.held.add(slots[0])
 
-    def note(self, items: Iterable[Any], is_to_stay: bool = True) -> None:
+    def note(self, items: Iterable[object], is_to_stay: bool = True) -> None:
         """Values are put into a container of the graph. Raises: CannotStage for one that is put there twice."""
         for item in items:
             if is_staged(item):
@@ -100,7 +100,7 @@ class Copies:
             elif type(item) is tuple:
                 self.note(item, is_to_stay)
 
-    def _put(self, container: Any) -> None:
+    def _put(self, container: object) -> None:
         in_loop = any(loop.snapshot is not None and loop.snapshot.holds(container) for loop in self.session.loops)
         if in_loop or id(container) in self.put:
             self.session.cannot(f"a {type(container).__name__} is put into containers more than once", _WHY)
@@ -115,7 +115,7 @@ class Copies:
 
     # --- what may not be ---------------------------------------------------------------------------------------------
 
-    def check_change(self, container: Any) -> None:
+    def check_change(self, container: object) -> None:
         """A container is going to be changed. Raises: CannotStage where others would have to see that."""
         if slot_of(container) in self.held if is_staged(container) else id(container) in self.copied:
             kind = str(slot_of(container).type) if is_staged(container) else type(container).__name__
@@ -128,7 +128,7 @@ class Copies:
             if before is not None and not are_the_same(now, before):
                 self.session.cannot(f"a {type(container).__name__} is changed that stands in another container", _WHY)
 
-    def calling(self, call: Callable[[], Any], args: Iterable[Any]) -> Any:
+    def calling(self, call: Callable[[], Any], args: Iterable[object]) -> Any:
         """What a call of code that is not converted gives. Raises: CannotStage where it changes one of these."""
         given = [arg for arg in args if type(arg) in (list, dict) and id(arg) in self.copied]
         for one in given:
@@ -138,7 +138,7 @@ class Copies:
             self.check_unchanged()
         return found
 
-    def check_left(self, left: Iterable[Any], was_there: Callable[[Any], bool]) -> None:
+    def check_left(self, left: Iterable[object], was_there: Callable[[Any], bool]) -> None:
         """What the program leaves holds no copy beside what it is one of. Raises: CannotStage."""
         if not self.held and not self.copied:
             return  # all that can be reached may be all that the process holds
@@ -162,12 +162,12 @@ def _contents(container: Any) -> tuple[Any, ...]:
     return tuple(container)
 
 
-def _is_container(type_: Any) -> bool:
+def _is_container(type_: object) -> bool:
     """Whether values of a type can be changed, and are no tensors."""
     return isinstance(type_, (ListType, DictType))
 
 
-def _parts(type_: Any) -> list[Type]:
+def _parts(type_: object) -> list[Type]:
     """The types of all that a value of a type holds, at any depth."""
     match type_:
         case ListType(element=element) | OptionalType(element=element):
@@ -181,7 +181,7 @@ def _parts(type_: Any) -> list[Type]:
     return [*inner, *(part for one in inner for part in _parts(one))]
 
 
-def _walked(values: Iterable[Any]) -> tuple[list[Any], set[int]]:
+def _walked(values: Iterable[object]) -> tuple[list[Any], set[int]]:
     """All that nested containers and objects hold, and the ids of the containers."""
     found, seen, waiting = [], set(), list(values)
     while waiting:

@@ -43,7 +43,7 @@ class Change(NamedTuple):
     old: Any
     new: Any
 
-    def put(self, value: Any) -> None:
+    def put(self, value: object) -> None:
         """Have the place hold a value (MISSING: nothing)."""
         container = self.container
         if isinstance(container, StagedObject):
@@ -109,11 +109,11 @@ class Snapshot:
         self._settings = Settings()
         self.iterators = walk.iterators
 
-    def holds(self, value: Any) -> bool:
+    def holds(self, value: object) -> bool:
         """Whether a container was reachable."""
         return id(value) in self._own or (self._settled is not None and id(value) in self._settled.copies)
 
-    def reached(self, value: Any) -> bool:
+    def reached(self, value: object) -> bool:
         """Whether an object was reachable, a container or not."""
         return id(value) in self._walk.seen
 
@@ -158,7 +158,7 @@ class Snapshot:
                 refill(container, old)
         return any(hidden)
 
-    def _copy_of(self, container: Any) -> tuple[Any, Any]:
+    def _copy_of(self, container: object) -> tuple[Any, Any]:
         found = self._own.get(id(container))
         if found is None:
             assert self._settled is not None
@@ -182,7 +182,7 @@ def _as_it_was(table: dict[Any, Any], held: dict[Any, Any]) -> bool:
     return is_less
 
 
-def _hashable(key: Any) -> Any:
+def _hashable(key: object) -> Any:
     try:
         hash(key)
     except TypeError:
@@ -190,7 +190,7 @@ def _hashable(key: Any) -> Any:
     return (type(key), key)
 
 
-def _is_hook(value: Any) -> bool:
+def _is_hook(value: object) -> bool:
     return isinstance(value, types.FunctionType) and HOOKED in vars(value)
 
 

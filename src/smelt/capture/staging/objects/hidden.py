@@ -51,19 +51,19 @@ class _Kind(NamedTuple):
     put: Callable[[Any, Any], object] = lambda value, old: None
 
 
-def is_keeper(value: Any) -> bool:
+def is_keeper(value: object) -> bool:
     """Whether an object holds something outside of any container."""
     return _kind_of(value) is not None
 
 
-def keepers_of(value: Any) -> Iterator[PutBack]:
+def keepers_of(value: object) -> Iterator[PutBack]:
     """What puts an object's own state back as it is now."""
     kind = _kind_of(value)
     if kind is not None:
         yield _kept(value, kind)
 
 
-def _kept(value: Any, kind: _Kind) -> PutBack:
+def _kept(value: object, kind: _Kind) -> PutBack:
     old = kind.read(value)
 
     def put_back() -> bool:
@@ -123,11 +123,11 @@ _OF_FUNCTIONS = ("__defaults__", "__kwdefaults__", "__name__", "__qualname__", "
 _plain_fields, _put_plain_fields = attrgetter(*_OF_FUNCTIONS), _set_all(_OF_FUNCTIONS)
 
 
-def _read_function(function: Any) -> tuple[Any, ...]:
+def _read_function(function: object) -> tuple[Any, ...]:
     return (*_plain_fields(function), annotate_held(function), annotations_held(function))
 
 
-def _put_function(function: Any, old: tuple[Any, ...]) -> None:
+def _put_function(function: object, old: tuple[object, ...]) -> None:
     *fields, annotate, annotations = old
     _put_plain_fields(function, fields)
     put_annotations(function, annotate, annotations)
@@ -142,7 +142,7 @@ def _read_class(cls: type) -> tuple[Any, ...]:
     return tuple(field.__get__(cls) for field in _OF_CLASSES)
 
 
-def _put_class(cls: type, old: tuple[Any, ...]) -> None:
+def _put_class(cls: type, old: tuple[object, ...]) -> None:
     for field, held in zip(_OF_CLASSES, old, strict=True):
         if field.__get__(cls) is not held:
             field.__set__(cls, held)
@@ -151,18 +151,18 @@ def _put_class(cls: type, old: tuple[Any, ...]) -> None:
 CLASSES = _Kind(_read_class, _put_class)
 
 
-def _read_object(value: Any) -> tuple[Any, ...]:
+def _read_object(value: object) -> tuple[Any, ...]:
     return type(value), None if isinstance(value, type) else _space(value)
 
 
-def _space(value: Any) -> Any:
+def _space(value: object) -> Any:
     try:
         return object.__getattribute__(value, "__dict__")
     except AttributeError:
         return None
 
 
-def _put_object(value: Any, old: tuple[Any, ...]) -> None:
+def _put_object(value: object, old: tuple[object, ...]) -> None:
     cls, space = old
     if type(value) is not cls:
         (type if isinstance(value, type) else object).__setattr__(value, "__class__", cls)
@@ -202,7 +202,7 @@ _PROPERTY = _Kind(attrgetter("fget", "fset", "fdel", "__doc__"), lambda value, o
 _FACTORY = _Kind(lambda value: (value.default_factory,), lambda value, old: setattr(value, "default_factory", old[0]))
 
 
-def _read_own(value: Any) -> Any:
+def _read_own(value: object) -> Any:
     own = value.__dict__
     return (*own, *own.values())
 
@@ -264,7 +264,7 @@ def _put_fields(value: Any, fields: Sequence[Any], old: Any) -> None:
                 field.__set__(value, held)
 
 
-def _of_fields(fields: Sequence[Any]) -> _Kind:
+def _of_fields(fields: Sequence[object]) -> _Kind:
     return _Kind(
         lambda value: [field_of(value, field) for field in fields],
         lambda value, old: _put_fields(value, fields, old),
@@ -305,7 +305,7 @@ _BY_CLASS: dict[Any, _Kind] = {
 }
 
 
-def _kind_of(value: Any) -> _Kind | None:
+def _kind_of(value: object) -> _Kind | None:
     cls = type(value)
     kind = _BY_CLASS.get(cls)
     if kind is not None:

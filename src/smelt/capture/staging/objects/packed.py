@@ -23,7 +23,7 @@ class Packed:
     def __init__(self) -> None:
         self._batches: dict[Slot, Any] = {}
 
-    def note(self, op: str, args: Sequence[Any], slots: Sequence[Any], size: Callable[[Any, int], Any]) -> None:
+    def note(self, op: str, args: Sequence[object], slots: Sequence[object], size: Callable[[Any, int], Any]) -> None:
         """An operator gave these. size: of a tensor, as the program is told."""
         if op == PACK and isinstance(slots[1], Slot):
             self._batches[slots[1]] = size(args[1], 0)

@@ -127,7 +127,7 @@ def _of_numpy() -> list[_Setting]:
 def _of_decimals() -> _Setting:
     context = sys.modules["decimal"].getcontext()
 
-    def put(old: tuple[Any, ...]) -> None:
+    def put(old: tuple[object, ...]) -> None:
         for name, held in zip(_OF_DECIMALS, old, strict=True):
             setattr(context, name, held)
 

@@ -43,7 +43,7 @@ _OVER = frozenset(map(type, _EMPTY))
 _OFTEN_NOT = frozenset((dict, list, tuple, set, frozenset, deque, types.FunctionType, types.MethodType, types.CellType))
 
 
-def _is_of_the_log(value: Any) -> bool:
+def _is_of_the_log(value: object) -> bool:
     """Whether it notes what the program reads: no state of the program's, though the classes it watches refer to it."""
     owner = value if isinstance(value, types.FunctionType) else type(value)
     return str(getattr(owner, "__module__", "")).startswith("smelt.capture.reads.reads")
@@ -71,7 +71,7 @@ def _texts_in(code: types.CodeType) -> frozenset[str]:
     return frozenset(found.union(*inner))
 
 
-def _has_attributes(value: Any) -> bool:
+def _has_attributes(value: object) -> bool:
     """Whether this is a number or text of a class of the program's own, which may have attributes."""
     return isinstance(value, (int, float, complex, str, bytes)) and type(value).__dictoffset__ != 0
 
@@ -117,7 +117,7 @@ class Walk:
         self._without = without
         self._stack: list[Any] = []
 
-    def run(self, roots: Iterable[Any], again: Iterable[Any] = ()) -> None:
+    def run(self, roots: Iterable[object], again: Iterable[object] = ()) -> None:
         """Go to all that the roots lead to. again: what is visited though it was seen."""
         self._stack.extend(again)
         for root in roots:
@@ -145,7 +145,7 @@ class Walk:
         self.keep.append(value)
         self._stack.append(value)
 
-    def _copy(self, container: Any, copy: Any = None) -> None:
+    def _copy(self, container: object, copy: object = None) -> None:
         key = id(container)
         if key not in self.copies and key not in self._without and key not in self._copied:
             self.copies[key] = (container, contents(container) if copy is None else copy)
@@ -227,7 +227,7 @@ class Walk:
         if not is_of_the_log and not isinstance(value, (type, StagedObject)):
             self._attributes(value)
 
-    def _held(self, item: Any, holder: Any) -> None:
+    def _held(self, item: object, holder: object) -> None:
         if isinstance(item, (list, dict)):
             self.parents.setdefault(id(item), []).append(holder)
         self._add(item)
@@ -263,7 +263,7 @@ class Walk:
                 for item in list(vars(base).values()):
                     self._held(item, base)
 
-    def _attributes(self, value: Any) -> None:
+    def _attributes(self, value: object) -> None:
         cls = type(value)
         if cls in (dict, list, tuple, set, frozenset, deque):
             return
@@ -291,7 +291,7 @@ class Walk:
                 self._held(held, value)
 
 
-def slot_in(value: Any, name: str) -> Any:
+def slot_in(value: object, name: str) -> Any:
     """What stands in an object's slot; None where nothing does."""
     try:
         return object.__getattribute__(value, name)

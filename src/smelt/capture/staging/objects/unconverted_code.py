@@ -58,7 +58,7 @@ _PLAIN = (str, bytes, int, float, complex, type(None), torch.Tensor, type, types
 _C_TYPES = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType)
 
 
-def _is_staged(value: Any) -> bool:
+def _is_staged(value: object) -> bool:
     return is_staged(value) or isinstance(value, StagedSequence)
 
 
@@ -92,7 +92,7 @@ def _is_filled(cell: types.CellType) -> bool:
     return True
 
 
-def _attributes(value: Any) -> Iterator[Any]:
+def _attributes(value: object) -> Iterator[Any]:
     try:
         state = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -256,7 +256,7 @@ def _is_generated(code: types.CodeType, frame: Any) -> bool:
     )
 
 
-def check_c(session: Session, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check_c(session: Session, fn: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
     """Refuse a function of C that might look at what a staged number is made of. Raises: CannotStage."""
     if not (isinstance(fn, _C_TYPES) or (isinstance(fn, type) and not _is_pythons(fn))):
         return
@@ -281,7 +281,7 @@ def _file_of(cls: type) -> str:
     return getattr(sys.modules.get(home_of(cls)), "__file__", None) or ""
 
 
-def _home(fn: Any) -> str:
+def _home(fn: object) -> str:
     """The module that a function of C belongs to."""
     owner = getattr(fn, "__objclass__", None)
     if owner is None:
