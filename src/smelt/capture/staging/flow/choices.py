@@ -8,7 +8,6 @@ Whatever the program does with it is done for each.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,6 +41,11 @@ def is_table_of_code(value: object) -> bool:
     return (type(value) is dict or _gives_as(value, torch.nn.ModuleDict)) and holds_code(value)
 
 
+def _is_equal(session: Session, number: object, i: int) -> Callable[[], Any]:
+    """A test of a staged number, as an operand of `or`."""
+    return lambda: session.emit("py.eq", number, i)
+
+
 def at_number(
     session: Session, runtime: Runtime, items: Sequence[object], number: object, error: Callable[[Exception], Any]
 ) -> Any:
@@ -50,8 +54,8 @@ def at_number(
     for i, item in enumerate(found):
         matches = runtime.or_(
             0,
-            partial(session.emit, "py.eq", number, i),
-            partial(session.emit, "py.eq", number, i - len(found)),
+            _is_equal(session, number, i),
+            _is_equal(session, number, i - len(found)),
         )
         if session.fork(slot_of(matches)):
             return item
