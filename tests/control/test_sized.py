@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.codegen.lower import lower, lowering
+from smelt.codegen.lower import lower, preparing
 from smelt.codegen.lower.python import sized_block
 from smelt.codegen.lower.python.python_nodes import PythonRun
 from smelt.codegen.lower.python.python_parts import While
@@ -90,7 +90,7 @@ def block_of(text: str = CHAIN) -> tuple[Any, SizedBlock]:
     graph = parse(text)
     verify(graph)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lowering, "padded", lambda graph: graph)
+        patch.setattr(preparing, "padded", lambda graph, **_: graph)
         lowered = lower(graph, no_state, Options())
     (block,) = blocks(lowered.plan)
     return graph, block

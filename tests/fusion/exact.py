@@ -26,6 +26,7 @@ ROUNDED = frozenset(
         "linear.default", "matmul.default", "mm.default", "bmm.default", "addmm.default", "baddbmm.default",
         "mv.default", "dot.default", "outer.default", "einsum.default", "conv1d.default", "conv2d.default",
         "conv1d.padding", "conv2d.padding", "conv_transpose2d.input", "scaled_dot_product_attention.default",
+        "lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input",
     )
 )  # fmt: skip
 

@@ -95,8 +95,8 @@ CONVERTER = (
     Mutant(
         "convert: order of keys and values",
         f"{_HERE}/helpers.py",
-        "def store_item(rt: Runtime, at: int, v: Any, o: Any, k: Any)",
-        "def store_item(rt: Runtime, at: int, v: Any, k: Any, o: Any)",
+        "def store_item(rt: Runtime, at: int, v: object, o: object, k: object)",
+        "def store_item(rt: Runtime, at: int, v: object, k: object, o: object)",
         "an item assignment takes its key for the container",
         (_PROGRAMS,),
     ),

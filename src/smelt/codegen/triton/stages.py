@@ -11,6 +11,7 @@ import linecache
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from typing import Any
 
 from triton import __version__, knobs
@@ -24,6 +25,10 @@ from smelt.runtime.cuda.code import CudaCode
 
 VERSION: str = __version__
 _POINTER_ALIGNMENT = 16
+
+_parsing = Lock()
+"""Triton parses a kernel's text; Python below 3.11.8 counts the depth of a syntax tree for all threads together
+(CPython issue 106905), and fails where two parse at once."""
 
 
 class Compiled:
@@ -75,7 +80,8 @@ def _through_stages(source: TritonSource, arch: int) -> Compiled:
     stages: dict[str, Any] = {}
     backend.add_stages(stages, options, made.language)
     metadata: dict[str, Any] = {"target": target, **options.__dict__}
-    module = made.make_ir(target, options, functions, modules, context)
+    with _parsing:
+        module = made.make_ir(target, options, functions, modules, context)
     texts: dict[str, str] = {}
     for name, stage in stages.items():
         module = stage(module, metadata)
