@@ -135,7 +135,7 @@ def test_gradients_of_shared_heads_are_added() -> None:
 # --- compiled
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("width", [16, 64, 96, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

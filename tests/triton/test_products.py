@@ -179,6 +179,7 @@ def test_gradient_of_a_table(dtype: torch.dtype, padding: int) -> None:
 # --- compiled
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_products_compile_to_tensor_cores(dtype: torch.dtype, arch: int) -> None:
