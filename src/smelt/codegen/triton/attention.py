@@ -229,6 +229,13 @@ class _Lines:
         """Store a block of f32."""
         self.emit(f"tl.store({self.at(name, operand, head, row, column)}, {self.narrow(value)}, mask={mask})")
 
+    def end_of_keys(self, is_causal: bool) -> str:
+        """The first key that no query of a block sees."""
+        if not is_causal:
+            return self.word(self.keys)
+        self.emit(f"end = tl.minimum({self.word(self.keys)}, block * R + R)")
+        return "end"
+
     # --- kernels
 
     def forward(self, problem: Attention) -> None:
@@ -243,10 +250,7 @@ class _Lines:
             "total = tl.full((R,), 0.0, tl.float32)",
             "sum = tl.full((R, E), 0.0, tl.float32)",
         )
-        end = self.word(self.keys)
-        if problem.is_causal:
-            self.emit(f"end = tl.minimum({end}, block * R + R)")
-            end = "end"
+        end = self.end_of_keys(problem.is_causal)
         self.text.loop = []
         self.emit("j = start + tl.arange(0, B)", f"in_j = j < {self.word(self.keys)}")
         self.keys_and_values()
@@ -280,10 +284,7 @@ class _Lines:
         self.query_block(problem)
         self.of_rows(problem)
         self.emit("sum = tl.full((R, D), 0.0, tl.float32)")
-        end = self.word(self.keys)
-        if problem.is_causal:
-            self.emit(f"end = tl.minimum({end}, block * R + R)")
-            end = "end"
+        end = self.end_of_keys(problem.is_causal)
         self.text.loop = []
         self.emit("j = start + tl.arange(0, B)", f"in_j = j < {self.word(self.keys)}")
         self.keys_and_values()

@@ -210,7 +210,6 @@ class _Trial:
     def __init__(self, graph: Graph, options: Options, lookup: Lookup, sample: Sequence[Any]) -> None:
         self.graph, self.options, self.lookup, self.sample = graph, options, lookup, sample
         self._expected: list[Any] | None = None
-        self._own: dict[Node, float] = {}
 
     def run(self, graph: Graph, observe: Any = None) -> list[Any]:
         """The outputs; the inputs and the state stay as they are."""
