@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,10 @@ import pytest
 import torch
 
 import smelt
+from smelt.runtime.ingot.natives import targets
 from smelt.runtime.ingot.program import EntryPoint
+from tests.forked import light_forks
+from tests.ingots.mapped import WIDE_NBYTES, assert_shared, mapped_nbytes, mapped_of, wide
 from tests.ingots.programs import Mlp, branches
 
 THREADS, CALLS = 8, 40
@@ -66,18 +70,34 @@ def test_loads_share_the_memory_of_the_file(saved: tuple[Path, Mlp], tmp_path: P
     loaded = [smelt.load(tmp_path / "large.ingot") for _ in range(2)]
     for program in loaded:
         float(program.weight.detach().sum())
-    mapped = [lines for lines in _mappings() if str(tmp_path / "large.ingot") in lines[0]]
-    dirty = sum(int(line.split()[1]) for lines in mapped for line in lines if line.startswith("Private_Dirty"))
-    assert len(mapped) >= 2 and dirty == 0
+    found = mapped_nbytes(tmp_path / "large.ingot")
+    assert found["maps"] >= 2 and found["Private_Dirty"] == 0
 
 
-def _mappings() -> list[list[str]]:
-    smaps = Path("/proc/self/smaps")
-    if not smaps.exists():
-        pytest.skip("this system does not tell what is mapped")
-    found: list[list[str]] = []
-    for line in smaps.read_text().splitlines():
-        if not line.split()[0].endswith(":"):
-            found.append([])
-        found[-1].append(line)
-    return found
+# Two processes load a program and call it; a third, which maps nothing, looks at them while they wait.
+_TWO = """
+import json, os, torch, smelt
+processes, ready, go = [], os.pipe(), os.pipe()
+for _ in range(2):
+    processes.append(os.fork())
+    if not processes[-1]:
+        os.close(go[1])
+        loaded = smelt.load({path!r})
+        with torch.no_grad():
+            loaded(torch.ones(40, 256))
+        os.write(ready[1], b"." if loaded.is_native else b"!")
+        os.read(go[0], 1)  # until the other end is closed
+        os._exit(0)
+os.close(ready[1])
+assert os.read(ready[0], 1) + os.read(ready[0], 1) == b".."
+print(json.dumps([open(f"/proc/{{process}}/smaps").read() for process in processes]))
+"""
+
+
+def test_processes_share_the_memory_of_the_file(tmp_path: Path) -> None:
+    """Weights in panels, which a call has read."""
+    with torch.no_grad():
+        smelt.trace(wide(), (torch.ones(40, 256),)).save(tmp_path / "wide.ingot", targets=targets()[:1])
+    found = light_forks().run(_TWO.format(path=str(tmp_path / "wide.ingot")))
+    one, other = (mapped_of(text, tmp_path / "wide.ingot") for text in json.loads(found))
+    assert_shared(one, other, WIDE_NBYTES)

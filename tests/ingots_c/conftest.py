@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from smelt.package.c.export import Exported, export
 from smelt.runtime.ingot.natives import targets
 from tests.ingots_c.client import Library, Model
 from tests.ingots_c.programs import Calls, programs, ranged_programs
+
+DRIVER = Path(__file__).with_name("driver.c")
 
 
 @dataclass(frozen=True)
@@ -53,3 +56,12 @@ def ranged(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Programs with free sizes."""
     torch.manual_seed(5)
     return built_of(tmp_path_factory.mktemp("ranged"), ranged_programs())
+
+
+def driver(exported: Exported, compiler: Sequence[str], flags: Sequence[str]) -> Path:
+    """The driver with the library."""
+    folder = exported.library.parent
+    program = folder / "driver"
+    command = [*compiler, *flags, "-O1", "-Wall", "-Wextra", "-Werror", f"-I{folder}", str(DRIVER)]
+    subprocess.run([*command, str(folder / "liball.a"), "-lpthread", "-lm", "-o", str(program)], check=True)
+    return program

@@ -2,7 +2,10 @@
  *
  * driver calls WEIGHTS SCRIPT OUT CONTEXTS THREADS     a script: for each call i32 entry, then of each input
  *                                              its sizes and its bytes
- * driver open FILE...                                  open each as weights and call every entry point with zeros
+ * driver changed WEIGHTS FILE                  each edit of the standard input (i64 at, removed, inserted; the bytes)
+ *                                              makes a FILE, which is opened; every entry point is called with zeros
+ * driver hold WEIGHTS                          open, call every entry point with zeros, say "ready", wait for the end of
+ *                                              the standard input
  *
  * OUT, of the first context: for each call i32 status; where it is 0, for each output i32 ndim, i64 sizes, its bytes. */
 #include <pthread.h>
@@ -24,6 +27,19 @@ static void must(int is_fine, const char *what)
         fprintf(stderr, "%s: %s\n", what, smelt_error());
         exit(3);
     }
+}
+
+static char *whole_file(const char *path, long *nbytes)
+{
+    FILE *file = fopen(path, "rb");
+    must(file != NULL, path);
+    fseek(file, 0, SEEK_END);
+    *nbytes = ftell(file);
+    rewind(file);
+    char *content = malloc((size_t)*nbytes + 1);
+    must(content && fread(content, 1, (size_t)*nbytes, file) == (size_t)*nbytes, path);
+    fclose(file);
+    return content;
 }
 
 static int64_t nelements(const smelt_type *type, const int64_t *sizes)
@@ -128,14 +144,7 @@ static void *run_script(void *out)
 
 static int calls(char **argv)
 {
-    FILE *file = fopen(argv[1], "rb");
-    must(file != NULL, argv[1]);
-    fseek(file, 0, SEEK_END);
-    script_nbytes = ftell(file);
-    rewind(file);
-    script = malloc((size_t)script_nbytes + 1);
-    must(fread(script, 1, (size_t)script_nbytes, file) == (size_t)script_nbytes, argv[1]);
-    fclose(file);
+    script = whole_file(argv[1], &script_nbytes);
     written = fopen(argv[2], "wb");
     must(written != NULL, argv[2]);
     int contexts = atoi(argv[3]);
@@ -154,26 +163,65 @@ static int calls(char **argv)
     return 0;
 }
 
-static int open_each(int count, char **paths)
+/* Opens the file as weights and calls every entry point with zeros; writes the status, and what is said of it. */
+static void open_and_call(const char *path, int flags, const char *zeros)
 {
-    for (int i = 0; i < count; i++) {
-        smelt_model *opened;
-        int32_t status = smelt_open(&all_program, paths[i], i % 2 ? SMELT_COPY : 0, &opened);
-        printf("%d %s\n", (int)status, status ? smelt_error() : "");
-        if (status)
-            continue;
-        smelt_context *context;
-        must(!smelt_context_new(opened, &context), "a context");
-        char *zeros = calloc(1, 1 << 20);
-        for (int32_t entry = 0; entry < smelt_entries(&all_program); entry++) {
-            const char *name = smelt_describe(&all_program, entry)->name;
-            if (strcmp(name, "collatz")) /* it never ends for 0 */
-                call_with_zeros(context, entry, zeros);
-        }
-        free(zeros);
-        smelt_context_free(context);
-        smelt_close(opened);
+    smelt_model *opened;
+    int32_t status = smelt_open(&all_program, path, flags, &opened);
+    printf("%d %s\n", (int)status, status ? smelt_error() : "");
+    if (status)
+        return;
+    smelt_context *context;
+    must(!smelt_context_new(opened, &context), "a context");
+    for (int32_t entry = 0; entry < smelt_entries(&all_program); entry++) {
+        const char *name = smelt_describe(&all_program, entry)->name;
+        if (strcmp(name, "collatz")) /* it never ends for 0 */
+            call_with_zeros(context, entry, zeros);
     }
+    smelt_context_free(context);
+    smelt_close(opened);
+}
+
+/* Each edit of the standard input, of the file at argv[0], is written to the file at argv[1] and opened. */
+static int open_changed(char **argv)
+{
+    long nbytes;
+    char *content = whole_file(argv[0], &nbytes);
+    char *zeros = calloc(1, 1 << 20), inserted[4096];
+    int64_t edit[3]; /* at, removed, inserted */
+    for (int i = 0; fread(edit, sizeof edit, 1, stdin) == 1; i++) {
+        long behind = (long)(edit[0] + edit[1]);
+        must(edit[2] <= (int64_t)sizeof inserted && behind <= nbytes, "an edit");
+        must(fread(inserted, 1, (size_t)edit[2], stdin) == (size_t)edit[2], "an edit");
+        FILE *file = fopen(argv[1], "wb");
+        must(file != NULL, argv[1]);
+        fwrite(content, 1, (size_t)edit[0], file);
+        fwrite(inserted, 1, (size_t)edit[2], file);
+        fwrite(content + behind, 1, (size_t)(nbytes - behind), file);
+        must(!fclose(file), argv[1]);
+        open_and_call(argv[1], i % 2 ? SMELT_COPY : 0, zeros);
+    }
+    free(zeros);
+    free(content);
+    return 0;
+}
+
+/* Opens the weights, calls every entry point with zeros, and waits for the end of the standard input. */
+static int hold(char **argv)
+{
+    must(!smelt_open(&all_program, argv[0], 0, &model), argv[0]);
+    smelt_context *context;
+    must(!smelt_context_new(model, &context), "a context");
+    char *zeros = calloc(1, 1 << 20);
+    for (int32_t entry = 0; entry < smelt_entries(&all_program); entry++)
+        call_with_zeros(context, entry, zeros);
+    puts("ready");
+    fflush(stdout);
+    while (getchar() != EOF)
+        ;
+    free(zeros);
+    smelt_context_free(context);
+    smelt_close(model);
     return 0;
 }
 
@@ -181,7 +229,9 @@ int main(int argc, char **argv)
 {
     if (argc == 7 && !strcmp(argv[1], "calls"))
         return calls(argv + 2);
-    if (argc >= 3 && !strcmp(argv[1], "open"))
-        return open_each(argc - 2, argv + 2);
+    if (argc == 4 && !strcmp(argv[1], "changed"))
+        return open_changed(argv + 2);
+    if (argc == 3 && !strcmp(argv[1], "hold"))
+        return hold(argv + 2);
     return 2;
 }

@@ -19,9 +19,10 @@ from smelt.runtime.encoding import table
 from smelt.runtime.encoding.encode import encode
 from smelt.runtime.ingot.natives import targets
 from smelt.runtime.machine.elf import parse_object
+from tests.ingots.mapped import WIDE_NBYTES, assert_shared, mapped_nbytes, wide
 from tests.ingots.test_commands import call
 from tests.ingots_c.client import Failed, Library
-from tests.ingots_c.conftest import Built
+from tests.ingots_c.conftest import Built, driver
 from tests.ingots_c.mutants import mutants
 
 FILE = 2
@@ -134,6 +135,23 @@ def test_sizes_of_a_range_are_named_at_export(tmp_path: Path) -> None:
         export(tmp_path / "m.ingot", tmp_path / "none", sizes=[{"rows": 65}])
 
 
+def test_processes_share_the_memory_of_the_file(tmp_path: Path) -> None:
+    """Two programs in C that have called it, and wait."""
+    with torch.no_grad():
+        smelt.trace(wide(), (torch.ones(40, 256),)).save(tmp_path / "all.ingot", targets=targets()[:1])
+    exported = export(tmp_path / "all.ingot", tmp_path / "build")
+    command = [driver(exported, ["cc"], ()), "hold", exported.weights]
+    both = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
+    try:
+        for process in both:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        assert_shared(*(mapped_nbytes(exported.weights, process.pid) for process in both), WIDE_NBYTES)
+    finally:
+        for process in both:
+            process.communicate()
+    assert [process.returncode for process in both] == [0, 0]
+
+
 class TestRefused:
     def test_operators_without_kernels_are_named(self, tmp_path: Path) -> None:
         x = torch.randn(3, 4)
@@ -161,7 +179,8 @@ class TestBrokenWeights:
         content = built.exported.weights.read_bytes()
         path = tmp_path / "w"
         library = built.model().library
-        for what, mutant in mutants(content, 200, seed=1):
+        for edit in mutants(content, 200, seed=1):
+            what, mutant = edit.what, edit.of(content)
             path.write_bytes(mutant)
             for flags in (1, 2):
                 try:
