@@ -26,6 +26,7 @@ gc.disable()
 
 import torch  # noqa: E402
 
+from smelt._torch import settings as torch_settings  # noqa: E402
 from smelt.compiler import kept_plans  # noqa: E402
 from smelt.compiler.deciding import ledger, worth  # noqa: E402
 from smelt.diag import idle_memory  # noqa: E402
@@ -105,6 +106,31 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def adaptive(monkeypatch: pytest.MonkeyPatch) -> None:
     """For objects that are made in the test times decide, as for a user's."""
     monkeypatch.setattr(ledger, "is_adaptive", _is_adaptive)
+
+
+@pytest.fixture(autouse=True)
+def settings_as_before() -> Iterator[None]:
+    """Each test leaves torch's settings of the process as they were: the next one's graphs depend on them. What it
+    leaves changed is an error of this test, and is put back; the count of threads is only put back.
+    """
+    settings, threads = torch_settings.pairs() + _MODES, torch.get_num_threads()
+    before = [read() for read, _ in settings]
+    yield
+    torch.set_num_threads(threads)
+    changed = []
+    for (read, put), old in zip(settings, before, strict=True):
+        if (now := read()) != old:
+            changed.append(f"{read.__name__}: {old!r} became {now!r}")
+            put(old)
+    assert not changed, "this test leaves settings changed: " + "; ".join(changed)
+
+
+_MODES: list[torch_settings.Pair] = [
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+    (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
+]
 
 
 @pytest.fixture(autouse=True)
