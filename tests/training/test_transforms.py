@@ -117,11 +117,19 @@ def test_a_penalty_of_gradients_is_one_program() -> None:
     assert is_compiled(compiled)
 
 
+class Halves(nn.Module):
+    """A branch on data."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.sum() > 0 else x - 1
+
+
 CRITICS: dict[str, Callable[[], nn.Module]] = {
     "relu": lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1)),
     "leaky_relu": lambda: nn.Sequential(nn.Linear(4, 6), nn.LeakyReLU(0.2), nn.Linear(6, 1)),
     "prelu": lambda: nn.Sequential(nn.Linear(4, 6), nn.PReLU(), nn.Linear(6, 1)),
     "norm": lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 1)),
+    "branch": lambda: nn.Sequential(Halves(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1)),
 }
 
 
@@ -188,4 +196,20 @@ def test_penalty_of_a_compiled_models_gradients_through_kinks(name: str) -> None
         for one, two in zip(found, expected, strict=True):
             if one is not None:
                 torch.testing.assert_close(one, two)
+    assert is_compiled(compiled)
+
+
+def test_a_penalty_of_a_frozen_model_has_zeros_for_its_input() -> None:
+    """Each path from the gradient to the input goes through the comparison of the ReLU."""
+    torch.manual_seed(0)
+    critic = CRITICS["relu"]().requires_grad_(False)
+    compiled, original = smelt.compile(critic), type(critic)(*critic)
+    for _ in range(3):
+        start, found = torch.randn(5, 4), []
+        for call in (original, compiled):
+            x = start.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(call(x).sum(), x, create_graph=True)
+            (second,) = torch.autograd.grad(slope.square().sum(), x)
+            found.append((slope.detach(), second))
+        torch.testing.assert_close(found[1], found[0])
     assert is_compiled(compiled)

@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import reduce
+from operator import and_, or_
 
 from smelt.analysis.gradients import CUTS, is_recorded
 from smelt.ir import (
@@ -70,39 +72,48 @@ def _control(node: Node, found: set[Value]) -> None:
 
 def certain_values(graph: Graph, sources: Iterable[Value]) -> set[Value]:
     """Those of the active values that depend on the sources whatever path data choose."""
-    found = set(sources)
-    _certain(graph.body, found)
-    return found
+    found = dict.fromkeys(sources, ACTIVE)
+    certain_marks(graph.body, found, lambda node, read, result: read if is_differentiated(node) else 0)
+    return set(found)
 
 
-def _certain(region: Region, found: set[Value]) -> None:
-    for node in region:
+Marks = dict[Value, int]
+"""What is known of values, as bits."""
+ACTIVE = 1
+"""The value depends differentiably on the sources."""
+
+
+def certain_marks(nodes: Iterable[Node], marks: Marks, step: Callable[[Node, int, Value], int]) -> None:
+    """Go through nodes in order, and note of each value the marks that it has whatever path data choose.
+
+    step: of a node without regions, the marks of a result where the operands have these (all together).
+    """
+    for node in nodes:
         if not node.regions:
-            if is_differentiated(node) and any(v in found for v in node.operands()):
-                found.update(r for r in node.results if may_depend(r.type))
+            read = _marks_of(node.operands(), marks)
+            if read:
+                _mark(node.results, [step(node, read, result) for result in node.results], marks)
             continue
         if node.op == "if":
             for arm in node.regions:
-                _certain(arm, found)
-            yielded = [[_depends(arg, found) for arg in arm.yields] for arm in node.regions]
-            found.update(r for r, *both in zip(node.results, *yielded, strict=True) if all(both) and may_depend(r.type))
+                certain_marks(arm, marks, step)
+            yielded = [[_marks_of(values_in(arg), marks) for arg in arm.yields] for arm in node.regions]
+            _mark(node.results, [reduce(and_, arms) for arms in zip(*yielded, strict=True)], marks)
             continue
-        carried = _certain_of_loop(node, found)
-        found.update(r for r, is_one in zip(node.results, carried, strict=True) if is_one and may_depend(r.type))
+        _mark(node.results, _certain_of_loop(node, marks, step), marks)
 
 
-def _certain_of_loop(node: Node, found: set[Value]) -> list[bool]:
-    """Which results of a loop depend on the sources however often it turns; found grows by values of its body."""
+def _certain_of_loop(node: Node, marks: Marks, step: Callable[[Node, int, Value], int]) -> list[int]:
+    """The marks of a loop's results however often it turns."""
     count = len(node.results)
-    carried = [_depends(arg, found) for arg in node.args[len(node.args) - count :]]
+    carried = [_marks_of(values_in(arg), marks) for arg in node.args[len(node.args) - count :]]
 
-    def after() -> list[bool]:
-        inside = set(found)
+    def after() -> list[int]:
+        inside = dict(marks)
         for region in node.regions:
-            params = region.params[len(region.params) - count :]
-            inside.update(p for p, is_one in zip(params, carried, strict=True) if is_one)
-            _certain(region, inside)
-        return [_depends(arg, inside) for arg in node.regions[-1].yields]
+            _mark(region.params[len(region.params) - count :], carried, inside)
+            certain_marks(region, inside, step)
+        return [_marks_of(values_in(arg), inside) for arg in node.regions[-1].yields]
 
     numbers = known_range(node) or range(0)
     for _ in range(min(len(numbers), _MOST_TRIPS)):
@@ -113,14 +124,21 @@ def _certain_of_loop(node: Node, found: set[Value]) -> list[bool]:
     if 0 < len(numbers) <= _MOST_TRIPS:
         return carried
     while True:  # it may end before any iteration
-        both = [a and b for a, b in zip(carried, after(), strict=True)]
+        both = [a & b for a, b in zip(carried, after(), strict=True)]
         if both == carried:
             return carried
         carried = both
 
 
-def _depends(arg: Arg, found: set[Value]) -> bool:
-    return any(v in found for v in values_in(arg))
+def _marks_of(values: Iterable[Value], marks: Marks) -> int:
+    return reduce(or_, (marks.get(value, 0) for value in values), 0)
+
+
+def _mark(values: Iterable[Value], found: Iterable[int], marks: Marks) -> None:
+    for value, mark in zip(values, found, strict=True):
+        mark = mark if may_depend(value.type) else mark & ~ACTIVE
+        if mark:
+            marks[value] = mark
 
 
 def _hand_on(args: Iterable[Arg], into: Iterable[Value], found: set[Value]) -> None:

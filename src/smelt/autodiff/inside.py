@@ -15,7 +15,7 @@ from itertools import takewhile
 from smelt.autodiff.activity import certain_values, may_depend
 from smelt.autodiff.checkpoints import active_in_loops
 from smelt.autodiff.control import drop_unused
-from smelt.autodiff.kinks import is_zero
+from smelt.autodiff.kinks import behind_kinks
 from smelt.autodiff.reverse import Reverse
 from smelt.autodiff.spelled import spell_norms
 from smelt.diag import SmeltError
@@ -91,7 +91,8 @@ def _check_certain(graph: Graph, node: Node, roots: Sequence[Arg], wanted: Seque
 def _is_zero(node: Node, value: Value, captured: Collection[Node]) -> bool:
     region, roots = node.parent, node.args[0]
     assert region is not None and isinstance(roots, tuple)
-    return is_zero(takewhile(lambda one: one is not node, region), roots, value, captured.__contains__)
+    behind = behind_kinks(takewhile(lambda one: one is not node, region), value, captured.__contains__)
+    return any(isinstance(root, Value) and root in behind for root in roots)
 
 
 def _first(b: GraphEmitter, root: Value, grad: Arg) -> Value:

@@ -12,19 +12,19 @@ Invariant: the result is a graph like any other, in operators that have gradient
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 
 from smelt.autodiff.activity import may_depend
 from smelt.autodiff.checkpoints import active_in_loops
 from smelt.autodiff.control import drop_unused
-from smelt.autodiff.kinks import is_zero
+from smelt.autodiff.kinks import behind_kinks
 from smelt.autodiff.presence import is_uncertain
 from smelt.autodiff.reverse import Reverse, of_no_tensor
 from smelt.autodiff.spelled import spell_norms
 from smelt.diag import SmeltError
-from smelt.ir import BOOL, STATE_OPS, Arg, Graph, Node, TensorType, Type, Value
+from smelt.ir import BOOL, STATE_OPS, Arg, Graph, TensorType, Type, Value
 from smelt.rewrite import Rewriter
 
 
@@ -90,7 +90,12 @@ def joint_graph(
     rewriter = Rewriter(graph)
     builder = rewriter.builder
     count = len(graph.outputs)
-    found = (i for i, arg in enumerate(graph.outputs) if isinstance(arg, Value) and arg in active)
+    is_flat = _kinks(graph, captured)
+    found = (
+        i
+        for i, arg in enumerate(graph.outputs)
+        if isinstance(arg, Value) and (arg in active or any(is_flat(arg, value) for value in wanted))
+    )
     differentiated = tuple(i for i in found if outputs is None or i in outputs)
     tells = tells and is_uncertain(graph, active, differentiated, wanted)
     reverse = Reverse(rewriter, active, tells=tells)
@@ -110,14 +115,9 @@ def joint_graph(
         reverse.add(output, grad, present=present)
     reverse.region(graph.body)
     grads: list[Arg] = [_laid_as(reverse, value) for value in wanted]
-    if captured is not None:
-        nodes = list(graph.body)
-        grads = [
-            reverse.emitter.call("aten.zeros_like.default", value)
-            if grad is None and is_zero(nodes, results, value, partial(_is_captured, captured))
-            else grad
-            for grad, value in zip(grads, wanted, strict=True)
-        ]
+    for i, value in enumerate(wanted):
+        if grads[i] is None and any(is_flat(result, value) for result in results):
+            grads[i] = reverse.emitter.call("aten.zeros_like.default", value)
     grads += [reverse.present(value) for value in wanted if tells]
     rewriter.set_yields(graph.body, (*graph.outputs, *grads))
     spell_norms(rewriter, graph)
@@ -125,8 +125,14 @@ def joint_graph(
     return Joint(graph, count, differentiated, tuple(wrt), tells)
 
 
-def _is_captured(names: Collection[str], node: Node) -> bool:
-    return any(result.name in names for result in node.results)
+def _kinks(graph: Graph, captured: Collection[str] | None) -> Callable[[Arg, Value], bool]:
+    """Whether autograd has zeros as the gradient of an output with respect to a value."""
+    if captured is None:
+        return lambda output, value: False
+    nodes = list(graph.body)
+    mine = {node for node in graph.walk() if any(result.name in captured for result in node.results)}
+    behind = cache(lambda value: behind_kinks(nodes, value, mine.__contains__))
+    return lambda output, value: output in behind(value)
 
 
 def _laid_as(reverse: Reverse, value: Value) -> Value | None:

@@ -8,31 +8,29 @@ zeros, not None, and an optimizer updates the parameter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
-from smelt.autodiff.activity import is_differentiated, may_depend
+from smelt.autodiff.activity import ACTIVE, Marks, certain_marks, is_differentiated, may_depend
 from smelt.ir import Node, TensorType, Value
 
+_BEHIND = 2  # a comparison that a gradient was written with
 
-def is_zero(
-    nodes: Iterable[Node], roots: Collection[object], value: Value, is_captured: Callable[[Node], bool]
-) -> bool:
-    """Whether roots depend on a value through comparisons that a gradient was written with.
 
-    nodes: all from the value to the roots, in order. is_captured: whether the program has a node itself; what is lost
-    in one of those is no gradient of zeros. Where a node has regions, that is not told.
+def behind_kinks(nodes: Iterable[Node], value: Value, is_captured: Callable[[Node], bool]) -> set[Value]:
+    """What depends on a value through comparisons that a gradient was written with, whatever path data choose.
+
+    nodes: all that follow the value, in order. is_captured: whether the program has a node itself; what is lost in one
+    of those is no gradient of zeros.
     """
     if not isinstance(value.type, TensorType):
-        return False
-    active, behind = {value}, set[Value]()
-    for node in nodes:
-        if node.regions:
-            return False
-        reads = set(node.operands())
-        if reads & active and is_differentiated(node):
-            active.update(r for r in node.results if may_depend(r.type))
-        if reads & active and not is_captured(node):
-            behind.update(r for r in node.results if not may_depend(r.type))
-        if reads & behind:
-            behind.update(node.results)
-    return any(root in behind for root in roots)
+        return set()
+    marks: Marks = {value: ACTIVE}
+
+    def step(node: Node, read: int, result: Value) -> int:
+        is_active = bool(read & ACTIVE)
+        found = ACTIVE if is_active and is_differentiated(node) else 0
+        is_behind = read & _BEHIND or (is_active and not is_captured(node) and not may_depend(result.type))
+        return found | _BEHIND if is_behind else found
+
+    certain_marks(nodes, marks, step)
+    return {one for one, mark in marks.items() if mark & _BEHIND}
