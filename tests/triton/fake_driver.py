@@ -88,6 +88,7 @@ class FakeDriver:
         self.codes = {code.name: code for code in codes}
         self.sources = {source.name: source for source in sources}
         self.calls: list[str] = []
+        self.streams: list[int] = []
         self.fail, self.fail_at = "", 0
         self.modules: dict[int, bytes] = {}
         self.functions: dict[int, str] = {}
@@ -216,6 +217,7 @@ class FakeDriver:
 
     def launch(self, executable: int, stream: int) -> None:
         self._record("launch")
+        self.streams.append(stream)
         done: list[int] = []
         waiting = list(self.executables[executable])
         # The last that may run is the first, so that an order which the edges do not say is not there by chance.

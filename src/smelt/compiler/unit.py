@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 
 from smelt._torch.autocast import no_autocast
+from smelt.analysis.devices import devices_of
 from smelt.analysis.gradients import enables_grad
 from smelt.capture import Captured
 from smelt.capture.dynamic.spec import Spot
@@ -362,6 +363,11 @@ class Unit:
     def is_staged(self) -> bool:
         """Whether the graph has all ways that data may choose, so that paths could stand in its place."""
         return bool(self.captured.conversions) and not (self.is_path or self.prints)
+
+    @cached_property
+    def is_on_gpu(self) -> bool:
+        """Whether a call computes on a GPU, which may be at work still when it returns."""
+        return any(device.startswith("cuda") for device in devices_of(self.graph))
 
     @cached_property
     def exchanges(self) -> bool:

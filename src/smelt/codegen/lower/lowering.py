@@ -21,6 +21,7 @@ from smelt.codegen.llvm.walkers.executor import executor_object
 from smelt.codegen.lower.context import Context, cannot_lower
 from smelt.codegen.lower.expects import lower_expect
 from smelt.codegen.lower.generic import dispatch
+from smelt.codegen.lower.gpu.lowering import gpu_of, lower_on_gpu
 from smelt.codegen.lower.images.attention import lower_attention
 from smelt.codegen.lower.images.convolution import (
     Convolution,
@@ -181,8 +182,11 @@ def lower(
         stages.append((name, round((now - start) * 1000, 3)))
         start = now
 
-    _check(graph)
     own = options or Options()
+    gpu = gpu_of(graph)
+    _check(graph, gpu or "cpu")
+    if gpu:
+        return lower_on_gpu(graph, state, own, gpu, later=later)
     ready = prepared(graph, own)
     graph, chosen = ready.graph, ready.chosen
     ctx = Context(graph, state, own)
@@ -399,8 +403,8 @@ _SEES_ITS_WRITES: Final = (
 )
 
 
-def _check(graph: Graph) -> None:
-    """Refuse what a plan cannot hold. Raises: SmeltError (S0303)."""
+def _check(graph: Graph, device: str) -> None:
+    """Refuse what a plan on a device cannot hold. Raises: SmeltError (S0303)."""
     for node in graph.walk():
         if node.op != "write" and not node.regions and effects(node).writes and not is_idle_dropout(node):
             aliases = alias_analysis(graph)
@@ -414,8 +418,8 @@ def _check(graph: Graph) -> None:
         for value in node.results:
             types = value.type.elements if isinstance(value.type, TupleType) else (value.type,)
             for type_ in types:
-                if isinstance(type_, TensorType) and (type_.device != "cpu" or type_.layout != "strided"):
-                    raise cannot_lower(node, f"its result is {type_}; only strided tensors on the CPU can be")
+                if isinstance(type_, TensorType) and (type_.device not in ("cpu", device) or type_.layout != "strided"):
+                    raise cannot_lower(node, f"its result is {type_}; only strided tensors on the CPU or a GPU can be")
                 if isinstance(type_, TensorType) and type_.dtype.is_quantized:
                     raise cannot_lower(node, f"its result is {type_}, quantized with a scale that no type tells")
     for value in graph.inputs:
@@ -423,7 +427,7 @@ def _check(graph: Graph) -> None:
         if isinstance(input_type, TensorType) and not is_plain_type(input_type):
             raise SmeltError(
                 f"input %{value.name} is {input_type}",
-                why="only strided tensors of known sizes on the CPU can be in a plan",
+                why="only strided tensors of known sizes on the CPU or a GPU can be in a plan",
                 fix="nothing needs to be done: the program runs eagerly",
                 code="S0303",
             )

@@ -30,7 +30,7 @@ from smelt.capture.structure.state import STATE, Place, in_names, without_state
 from smelt.compiler.deciding.attempts import Attempts
 from smelt.compiler.deciding.call_profile import Look, Sight
 from smelt.compiler.deciding.ledger import FREE_BUILDS, MEASURED, SERVED, STOPPED
-from smelt.compiler.deciding.trial import first_trial
+from smelt.compiler.deciding.trial import Trial, first_trial
 from smelt.compiler.deciding.turns import Turns
 from smelt.compiler.deciding.worth import Worth
 from smelt.compiler.object.compiled_inputs import ON_META, first_unsupported, grad_witness, tensors_in
@@ -516,10 +516,16 @@ class Builds:
             return None
         return self._split(log, NotDifferentiable(str(failure), failure.where, code="S0303"), None)
 
+    def _first_trial(self, row: Row) -> Trial | None:
+        """What compares a row with eager mode; None where seconds do not tell: a call returns before a GPU is done."""
+        if row.entry is None or row.entry.is_on_gpu:
+            return None
+        return first_trial(self.ledger, has_gradients=row.entry.has_gradients and row.paths is None)
+
     def _join_paths(self, row: Row, outcomes: tuple[Outcome, ...], missed: tuple[Row, ...]) -> str:
         """Make a row one of the paths under its guards; why there should be none, or nothing."""
         row.paths = next((other.paths for other in missed if other.paths is not None), None) or Paths(
-            trial=first_trial(self.ledger)
+            trial=self._first_trial(row)
         )
         row.paths.note(outcomes)
         told = (getattr(other.entry, "why_paths", "") for other in (*missed, row))
@@ -701,8 +707,8 @@ class Builds:
                     self._original.fail(error)
                 self._original.warn(row.reason, f"{self._name} falls back to eager: {row.reason}")
         if row.entry is not None and row.paths is None:
-            row.trial = first_trial(self.ledger, has_gradients=row.entry.has_gradients)
-            is_free = not (self._original.is_whole or row.entry.exchanges)
+            row.trial = self._first_trial(row)
+            is_free = not (self._original.is_whole or row.entry.exchanges or row.entry.is_on_gpu)
             if row.trial is None and row.entry.goes_through_python and is_free:
                 row.worth = Worth()
         row.is_ready = True

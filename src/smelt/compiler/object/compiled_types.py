@@ -75,6 +75,10 @@ class Entry(Protocol):
         """Whether Python goes through parts of a call, so that the program as it is may be faster; after `finish`."""
 
     @property
+    def is_on_gpu(self) -> bool:
+        """Whether what a call computes may still be under way when it returns."""
+
+    @property
     def exchanges(self) -> bool:
         """Whether a call talks to other processes."""
 

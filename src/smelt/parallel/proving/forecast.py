@@ -9,16 +9,15 @@ has a rank of each class is run by the clock, with the true number of ranks in e
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from math import prod
-from typing import Any
 
 from smelt.analysis import nbytes
 from smelt.autodiff import halves, joint_graph, watched
 from smelt.compiler.pipeline import optimized_graph
 from smelt.diag import Options, SmeltError
-from smelt.ir import STATE_OPS, Device, Graph, TensorType, TupleType, Type, map_values
+from smelt.ir import STATE_OPS, Graph, TensorType
 from smelt.ops.evaluate import no_state
 from smelt.ops.ranks import collectives as dist
 from smelt.ops.ranks.collectives import shard_of
@@ -175,30 +174,6 @@ def graphs_of(asked: Question, mesh: Mesh, rank: int) -> dict[str, Graph]:
         if pieces.backward is not None:
             found[f"{before}backward"] = pieces.backward
     return found
-
-
-def on_cpu(graph: Graph) -> Graph:
-    """A graph that was captured without data (on torch's meta device), as one of tensors on the CPU."""
-    made = graph.clone()
-    for value in [*made.values(), *(v for node in made.walk() for v in node.results)]:
-        value.type = _on_cpu(value.type)
-    for node in made.walk():
-        if any(isinstance(arg, Device) for arg in (*node.args, *node.kwargs.values())):
-            args = tuple(_cpu(arg) for arg in node.args)
-            node.set_arguments(args, {name: _cpu(arg) for name, arg in node.kwargs.items()})
-    return made
-
-
-def _cpu(arg: Any) -> Any:
-    return Device("cpu") if isinstance(arg, Device) else map_values(arg, lambda v: v)
-
-
-def _on_cpu(type_: Type) -> Type:
-    if isinstance(type_, TensorType):
-        return replace(type_, device="cpu")
-    if isinstance(type_, TupleType):
-        return TupleType(tuple(map(_on_cpu, type_.elements)))
-    return type_
 
 
 # --- classes

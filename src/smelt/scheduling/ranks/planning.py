@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
+from smelt.analysis.devices import on_cpu
 from smelt.diag import ScheduleError
 from smelt.ir import Graph
 from smelt.parallel.mesh import Mesh
 from smelt.parallel.module import mapped, tensors_in
 from smelt.parallel.proving.figures import TYPICAL, Figures
-from smelt.parallel.proving.forecast import OPTIMIZERS, Forecast, Question, forecast, graphs_of, on_cpu
+from smelt.parallel.proving.forecast import OPTIMIZERS, Forecast, Question, forecast, graphs_of
 from smelt.scheduling.modules import copying
 from smelt.scheduling.ranks.parallel_build import check_rank, program_of
 from smelt.scheduling.ranks.parallel_steps import marks_of

@@ -22,10 +22,12 @@ def is_number(type_: Type) -> bool:
 
 
 def is_plain_type(type_: Type) -> bool:
-    """Whether it is a tensor that kernels take (strided, on the CPU, of known size), or a tuple of such."""
+    """Whether it is a tensor that kernels take (strided, with memory, of known size), or a tuple of such."""
     if isinstance(type_, TupleType):
         return all(isinstance(t, TensorType) and is_plain_type(t) for t in type_.elements)
-    return isinstance(type_, TensorType) and type_.is_static and type_.device == "cpu" and type_.layout == "strided"
+    if not isinstance(type_, TensorType) or not type_.is_static or type_.layout != "strided":
+        return False
+    return type_.device == "cpu" or type_.device.startswith("cuda")
 
 
 def is_plain(node: Node) -> bool:

@@ -1,0 +1,247 @@
+"""The plan of a graph whose tensors are on a GPU: launches of kernels, torch's operators, views and writes between.
+
+    %1 = mul %x, %w; %2 = sort %1; write %y, %2      ==>      call launch 0; dispatch sort; copy into %y
+
+Launches are called by the plan as operators are, each as one graph of the driver. A value that Python or the plan
+itself needs (a number, the test of a branch) is read there, which waits for the GPU: the report names each such node.
+Invariant: every tensor that a plan makes is one of torch's own, on the caller's stream; nothing is in the CPU's arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from smelt._torch.gpu import tf32_flags
+from smelt.analysis.devices import devices_of, on_cpu
+from smelt.codegen.fusion.groups import Facts
+from smelt.codegen.fusion.schedule import schedule
+from smelt.codegen.lower.builder import PlanBuilder, Storage
+from smelt.codegen.lower.context import Context, cannot_lower
+from smelt.codegen.lower.generic import dispatch
+from smelt.codegen.lower.gpu.planner import Tf32, gpu_program
+from smelt.codegen.lower.gpu.program import GpuProgram
+from smelt.codegen.lower.gpu.segments import Piece, pieces
+from smelt.codegen.lower.memory.geometry import Geometry
+from smelt.codegen.lower.memory.outputs import lower_outputs
+from smelt.codegen.lower.memory.sharing import view_source
+from smelt.codegen.lower.memory.views import lower_resolved, lower_unpack, lower_view
+from smelt.codegen.lower.memory.writes import lower_write, mutations
+from smelt.codegen.lower.preparing import prepared
+from smelt.codegen.lower.python.plain import is_plain
+from smelt.codegen.lower.python.python_nodes import lower_python
+from smelt.codegen.lower.report import KernelReport, MemoryReport, Report
+from smelt.codegen.lower.result import Lookup, Lowered
+from smelt.codegen.triton.random import Processors
+from smelt.diag import Options, SmeltError
+from smelt.ir import STATE_OPS, Graph, Node
+from smelt.ir.sizes import current_trace
+from smelt.ops.convert import dtype_to_torch
+from smelt.ops.effects import effects
+from smelt.ops.evaluate import evaluate, no_state
+from smelt.runtime.cuda.machine import Machine, machine
+from smelt.runtime.cuda.segment import Forms, Made, Segment
+from smelt.runtime.machine.cache import code_cache
+from smelt.runtime.plan import PyCall
+
+_TRIES = 8
+"""How often a graph is divided anew because a kernel was refused, before all that is left is torch's."""
+
+
+def gpu_of(graph: Graph) -> str:
+    """The GPU that a graph's tensors are on, "cuda:0"; empty if none is. Raises: SmeltError (S0303) for several."""
+    found = sorted(device for device in devices_of(graph) if device.startswith("cuda"))
+    if len(found) > 1:
+        raise SmeltError(
+            f"the program has tensors on {' and '.join(found)}",
+            why="a program is compiled for one GPU",
+            fix="nothing needs to be done: the program runs eagerly; compile what runs on each by itself",
+            code="S0303",
+        )
+    return found[0] if found else ""
+
+
+class _Builder(PlanBuilder):
+    """Memory that the plan wants is torch's, on the GPU."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = torch.device(device)
+
+    def empty(self, geometry: Geometry, dtype: torch.dtype) -> Storage:
+        storage = self.made(geometry, dtype, checked=True)
+        make = partial(torch.empty_strided, geometry.sizes, geometry.strides, dtype=dtype, device=self._device)
+        self.emit(PyCall(make, (), (storage.slot,)))
+        return storage
+
+    def arena(self, geometry: Geometry, dtype: torch.dtype) -> Storage:
+        return self.empty(geometry, dtype)
+
+
+def lower_on_gpu(graph: Graph, state: Lookup, options: Options, device: str, *, later: bool) -> Lowered:
+    """The plan of a graph on a GPU.
+
+    Raises: SmeltError (S0303) where a node has no form in a plan, S0305 without a compiler of kernels, S0405 without a
+        driver.
+    """
+    if current_trace() is not None:
+        raise SmeltError("a launch of a GPU is made for the sizes of one call", code="S0303")
+    start = perf_counter()
+    found = machine(torch.device(device).index or 0)
+    ready = prepared(graph, options)
+    graph = ready.graph
+    ctx = Context(graph, state, options)
+    ctx.builder = _Builder(device)
+    for value in graph.inputs:
+        ctx.add_input(value)
+    made = _Body(ctx, device, found)
+    made.lower()
+    slots, outputs = lower_outputs(ctx, ready.chosen)
+    plan = ctx.builder.finish(slots)
+    ctx.fills.start()
+    if not later:
+        ctx.fills.finish()
+    nodes = tuple(ctx.nodes[node] for node in graph.walk() if node in ctx.nodes)
+    memory = MemoryReport(made.arena_nbytes, made.arena_nbytes, 0, ctx.statics.folded_nbytes, made.arena_nbytes)
+    stages = (*ready.stages, ("lower for the GPU", round((perf_counter() - start) * 1000, 3)))
+    report = Report(nodes, (), memory, stages, tuple(made.kernels), made.texts)
+    return Lowered(plan, outputs, mutations(ctx), ctx.handles, ctx.statics.baked, report, fills=ctx.fills)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A piece with its kernels."""
+
+    piece: Piece
+    name: str
+    program: GpuProgram
+    unaligned: Callable[[], GpuProgram]
+
+
+class _Body:
+    """The nodes of a graph, in launches and one by one."""
+
+    def __init__(self, ctx: Context, device: str, found: Machine) -> None:
+        self.ctx, self.device, self.machine = ctx, device, found
+        self.processors = Processors(*found.processors)
+        self.tf32 = Tf32(*tf32_flags())
+        self.kernels: list[KernelReport] = []
+        self.texts: dict[str, str] = {}
+        self.arena_nbytes = 0
+        self.launched = self._divided()
+
+    def _divided(self) -> list[_Launched]:
+        """Launches all of whose nodes have kernels."""
+        ctx = self.ctx
+        left_out: set[Node] = set()
+        for attempt in range(_TRIES):
+            made, refused = [], set[Node]()
+            for number, piece in enumerate(pieces(ctx.graph, self.device, left_out, ctx.statics)):
+                name = f"{ctx.graph.name}.{number}"
+                one = on_cpu(piece.graph(ctx.graph, name))
+                program = self._program(one)
+                made.append(_Launched(piece, name, program, partial(self._program, one, is_aligned=False)))
+                refused |= self._refused(piece, program)
+            if not refused:
+                return made
+            left_out |= refused if attempt < _TRIES - 2 else {n for one in made for n in one.piece.nodes}
+        return []
+
+    def _program(self, graph: Graph, is_aligned: bool = True) -> GpuProgram:
+        return gpu_program(graph, is_aligned, self.tf32, self.processors)
+
+    def _refused(self, piece: Piece, program: GpuProgram) -> set[Node]:
+        """The nodes of the whole graph that have no kernel."""
+        names = {result.name for node, _ in program.refused for result in node.results}
+        inside = (n for v in piece.inputs for n in v.users if isinstance(n, Node) and view_source(n) is not None)
+        return {n for n in (*piece.nodes, *inside) if any(r.name in names for r in n.results)}
+
+    def lower(self) -> None:
+        """Lower all nodes."""
+        units = [one.piece.nodes for one in self.launched]
+        ends = {one.piece.nodes[-1]: one for one in self.launched}
+        inside = {node for unit in units for node in unit}
+        # What exists inside of a launch only, and views of it.
+        gone = {r for one in self.launched for n in one.piece.nodes for r in n.results} - {
+            value for one in self.launched for value in one.piece.outputs
+        }
+        for node in schedule(self.ctx.graph, Facts.of(self.ctx.graph), units):
+            self.ctx.enter(node)
+            if node in ends:
+                self._launch(ends[node])
+            elif view_source(node) in gone:
+                gone.update(node.results)
+            elif node not in inside:
+                self._single(node)
+
+    def _launch(self, one: _Launched) -> None:
+        ctx, options = self.ctx, self.ctx.options
+        cache = code_cache(options.cache_dir, options.cache_limit_mb)
+        arch = self.machine.arch
+        plan = one.program.compiled(arch, cache)
+        results: dict[int, Made] = {}
+        for place, dtype in one.program.results:
+            at = place.geometry
+            results[plan.memories[place.memory].number] = Made(at.sizes, at.strides, dtype_to_torch(dtype))
+        if [plan.memories[place.memory].kind for place, _ in one.program.results] != ["result"] * len(results):
+            raise cannot_lower(one.piece.nodes[-1], "a launch's result is no memory of its own")
+        eager = partial(_eagerly, one.piece.graph(ctx.graph, one.name))
+        forms = Forms(
+            plan, lambda: one.unaligned().compiled(arch, cache), eager, tuple(results[n] for n in sorted(results))
+        )
+        segment = Segment(one.name, self.machine, forms)
+        args = tuple(ctx.slot(value) for value in one.piece.inputs)
+        for value in one.piece.inputs:
+            ctx.builder.check(ctx.place(value).storage)
+        ctx.builder.emit(PyCall(segment, args, tuple(ctx.result(value) for value in one.piece.outputs)))
+        self.arena_nbytes += plan.arena_nbytes
+        for node in one.piece.nodes:
+            ctx.note(node, "kernel", one.name)
+        self._report(one.program)
+
+    def _report(self, program: GpuProgram) -> None:
+        for kernel in program.kernels:
+            source = kernel.kernel.source
+            self.texts[source.name] = source.text
+            names = tuple(f"%{node.results[0].name} = {node.op}" for node in kernel.nodes if node.results)
+            where = tuple(dict.fromkeys(f"{n.span.file}:{n.span.line}" for n in kernel.nodes if n.span is not None))
+            scopes = tuple(dict.fromkeys(node.scope for node in kernel.nodes if node.scope))
+            form = kernel.kernel.form
+            self.kernels.append(
+                KernelReport(source.name, form, kernel.text, names, where, scopes, kernel.kernel.programs, 0, 0)
+            )
+
+    def _single(self, node: Node) -> None:
+        """A node outside of all launches."""
+        ctx = self.ctx
+        if node.op in STATE_OPS:
+            ctx.note(node, "state")
+            if not ctx.statics.is_static(node.result):
+                ctx.add_state(node.result)
+        elif node.results and all(ctx.statics.is_static(r) for r in node.results):
+            ctx.note(node, "static")
+        elif node.op == "write":
+            lower_write(ctx, node)
+        elif not any(r.users for r in node.results) and effects(node).is_pure and not effects(node).may_throw:
+            ctx.note(node, "unused")
+        elif not is_plain(node) or node.op == "expect" or node.op.startswith("py."):
+            # What Python reads of the GPU's memory it waits for.
+            lower_python(ctx, node)
+        elif node.op == "unpack":
+            lower_unpack(ctx, node)
+        elif (source := view_source(node)) is not None:
+            lower_view(ctx, node, source)
+        elif not (node.op in _RESOLVED and lower_resolved(ctx, node)):
+            dispatch(ctx, node)
+
+
+_RESOLVED = ("aten.resolve_conj.default", "aten.resolve_neg.default")
+
+
+def _eagerly(graph: Graph, tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
+    return evaluate(graph, tensors, no_state)

@@ -1,0 +1,116 @@
+"""Which nodes of a graph become one launch of a GPU, and which torch's operators compute there.
+
+    %1 = mul %x, %w; %2 = sort %1; %3 = exp %2; %4 = sum %3        ==>        [%1], sort, [%3 %4]
+
+Nodes stand in layers: one that kernels compute shares the layer of what it needs, unless an operator of torch's stands
+between. Invariant: nothing passes a node with effects; draws of random numbers keep their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from smelt.analysis import used_values
+from smelt.analysis.devices import devices_at
+from smelt.autodiff.halves import extract
+from smelt.codegen.lower.gpu.draws import is_draw
+from smelt.codegen.lower.memory.sharing import view_source
+from smelt.codegen.lower.python.plain import is_plain
+from smelt.codegen.lower.static.statics import Statics
+from smelt.ir import STATE_OPS, Graph, Node, Region, TensorType, Value
+from smelt.ops.effects import effects
+
+_MADE = (*STATE_OPS, "const", "unpack")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Nodes of one launch in the graph's order, the values that it takes and those that it makes."""
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+    def graph(self, whole: Graph, name: str) -> Graph:
+        """The nodes as a graph of its own."""
+        return extract(whole, name, self.inputs, self.outputs, ())
+
+
+def may_be_a_kernel(node: Node, device: str) -> bool:
+    """Whether a node computes tensors of a device of such alone, and does nothing besides."""
+    if node.op in _MADE or node.regions or not is_plain(node) or view_source(node) is not None:
+        return False
+    types = [v.type for v in (*node.operands(), *node.results)]
+    # Of an empty tensor nothing is launched.
+    if devices_at(node) != {device} or any(isinstance(t, TensorType) and not t.numel for t in types):
+        return False
+    found = effects(node)
+    return (found.is_pure or is_draw(node)) and not node.mode
+
+
+def pieces(graph: Graph, device: str, left_out: Collection[Node], statics: Statics) -> list[Piece]:
+    """The launches of a graph. left_out: what no kernel computes, and views that none sees through."""
+    layers: dict[tuple[int, int], list[Node]] = {}
+    at: dict[Node, int] = {}
+    epoch = drawn = 0
+    for node in graph.body:
+        if node.results and all(map(statics.is_static, node.results)):
+            continue
+        level = max((at.get(v.node, 0) for v in used_values(node) if v.node is not None), default=0)
+        is_view = view_source(node) is not None and node.op != "write"
+        if (is_view and node not in left_out) or node.op in _MADE:
+            at[node] = level
+            continue
+        found = effects(node)
+        if found.rng:
+            level = drawn = max(level, drawn)
+        if node in left_out or not may_be_a_kernel(node, device):
+            # Kernels that need it stand in a later layer.
+            at[node] = level + 1
+            drawn = level + 1 if found.rng else drawn
+            if not (found.is_pure or found.rng):
+                epoch += 1
+            continue
+        at[node] = level
+        layers.setdefault((epoch, level), []).append(node)
+    return [_piece(nodes, left_out, statics) for _, nodes in sorted(layers.items())]
+
+
+def _piece(nodes: list[Node], left_out: Collection[Node], statics: Statics) -> Piece:
+    inside = {result for node in nodes for result in node.results}
+    inputs: dict[Value, None] = {}
+    for node in nodes:
+        for value in used_values(node):
+            root = _root(value, left_out, statics)
+            if root not in inside:
+                inputs[root] = None
+    outputs = [value for node in nodes for value in node.results if _is_needed(value, nodes)]
+    return Piece(tuple(nodes), tuple(inputs), tuple(outputs))
+
+
+def _root(value: Value, left_out: Collection[Node], statics: Statics) -> Value:
+    """What a launch takes for a value: what it is a view of, as far as kernels see through views."""
+    node = value.node
+    while node is not None and node not in left_out and node.op != "write":
+        source = view_source(node)
+        if source is None or (statics.is_static(value) and not statics.is_static(source)):
+            break
+        value, node = source, source.node
+    return value
+
+
+def _is_needed(value: Value, nodes: Collection[Node]) -> bool:
+    """Whether somebody outside needs a value, or a view of it."""
+    members = set(nodes)
+    pending = [value]
+    while pending:
+        for user in pending.pop().users:
+            if isinstance(user, Region):
+                return True
+            if user in members:
+                continue
+            if user.op == "write" or view_source(user) is None:
+                return True
+            pending += user.results
+    return False

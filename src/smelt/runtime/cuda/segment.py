@@ -1,0 +1,96 @@
+"""A run of kernels between a program's tensors: what a plan calls once, and what the GPU runs as one graph.
+
+    %3, %4 = segment(%x, %w)      ==>      new memory for %3 and %4, then one launch on the caller's stream
+
+Invariant: results are tensors of torch's allocator, made on the stream at hand, as an operator's would be; arguments
+are read where they are. Where a graph of the caller's is being captured, the operators themselves run, one by one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from smelt._torch import gpu
+from smelt.runtime.cuda.executable import CudaExecutable
+from smelt.runtime.cuda.machine import Machine
+from smelt.runtime.cuda.plan import CudaPlan
+
+_PROMISED = 16
+"""What addresses are a multiple of, where kernels load 16 bytes at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A result: a new tensor's sizes, strides and dtype."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Forms:
+    """The plans of one segment. aligned: addresses are multiples of 16; any: they may be any, made when one is not.
+
+    eager: the same computation by torch's operators, for tensors in order. results: by the plan's numbers.
+    """
+
+    aligned: CudaPlan
+    any: Callable[[], CudaPlan]
+    eager: Callable[[Sequence[torch.Tensor]], Sequence[Any]]
+    results: tuple[Made, ...]
+
+
+class Segment:
+    """Kernels that run as one launch. `calls` counts those that were launched, `eager_calls` those by operators."""
+
+    def __init__(self, name: str, machine: Machine, forms: Forms) -> None:
+        self.__qualname__ = self.name = name
+        self.forms, self.machine = forms, machine
+        self.calls = self.eager_calls = 0
+        self._lock = threading.Lock()
+        self._made: dict[bool, CudaExecutable] = {}
+
+    def __call__(self, *tensors: torch.Tensor) -> Sequence[Any]:
+        """The results. Raises: SmeltError (S0405), torch.OutOfMemoryError."""
+        index = self.machine.index
+        with gpu.on(index):
+            if gpu.is_capturing():
+                self.eager_calls += 1
+                return self.forms.eager(tensors)
+            addresses = [t.data_ptr() for t in tensors]
+            results = [gpu.empty(one.sizes, one.strides, one.dtype, index) for one in self.forms.results]
+            made = [result.data_ptr() for result in results]
+            is_aligned = not any(address % _PROMISED for address in (*addresses, *made))
+            # One arena, and one set of arguments: calls of several threads come one after another.
+            with self._lock:
+                self._launch(self._executable(is_aligned), addresses, made)
+                self.calls += 1
+        return results
+
+    def _executable(self, is_aligned: bool) -> CudaExecutable:
+        found = self._made.get(is_aligned)
+        if found is None:
+            plan = self.forms.aligned if is_aligned else self.forms.any()
+            machine = self.machine
+            found = self._made[is_aligned] = CudaExecutable(plan, machine.driver, machine.allocate, machine.index)
+        return found
+
+    def _launch(self, executable: CudaExecutable, addresses: Sequence[int], made: Sequence[int]) -> None:
+        index, draws = self.machine.index, self.forms.aligned.draws
+        if draws is None:
+            executable.run(addresses, (), made, gpu.stream_of(index))
+            return
+        seed, offset = gpu.generator_state(index)
+        executable.run(addresses, (), made, gpu.stream_of(index), (seed, offset))
+        gpu.move_generator(index, offset + draws.moved)
+
+    @property
+    def nbytes(self) -> int:
+        """What it keeps of the GPU's memory between calls."""
+        return self.forms.aligned.arena_nbytes * len(self._made)

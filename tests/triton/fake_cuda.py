@@ -1,0 +1,231 @@
+"""A GPU in a build of torch that knows none: tensors that say `cuda:0`, whose memory is the host's.
+
+    with fake_cuda():
+        x = torch.ones(3, device="cuda")        an ordinary torch.Tensor of the device cuda:0
+        y = x + 1                               eager: the CPU's operator over the same memory
+
+Eager's operators are those of the CPU (a fallback of the dispatch key CUDA), so what a compiled program gives can be
+compared with eager's answer. The device is what the process believes in only inside the context.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import CodeType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from smelt.codegen.lower.gpu import GpuProgram
+from smelt.runtime.cuda import machine
+from smelt.runtime.cuda.plan import CudaPlan
+from smelt.runtime.machine.cache import CodeCache
+from tests.triton.fake_driver import FakeDriver
+
+_CPU, _CUDA, _META = 1, 2, 14  # of DLPack, DLPack, and c10::DeviceType
+_DEVICE = 0x0001  # c10::Device: CUDA in the low byte, number 0 in the high one
+_FILE = str(Path(torch.__file__).with_name("fake_cuda.py"))
+_POINTER = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+STREAM = 7
+
+
+def _of_torch(function: Any) -> Any:
+    """A function as one of torch's files, of which capture reads nothing: it stands for operators in C++."""
+
+    def renamed(code: CodeType) -> CodeType:
+        inner = tuple(renamed(c) if isinstance(c, CodeType) else c for c in code.co_consts)
+        return code.replace(co_filename=_FILE, co_consts=inner)
+
+    function.__code__ = renamed(function.__code__)
+    return function
+
+
+@_of_torch
+def on_device(tensor: Tensor, kind: int) -> Tensor:
+    """A tensor over the same memory that says it is on another device."""
+    capsule = torch._C._to_dlpack(tensor.detach())
+    device = (ctypes.c_int32 * 2).from_address(_POINTER(capsule, b"dltensor") + 8)
+    device[0], device[1] = kind, 0
+    return torch._C._from_dlpack(capsule)  # type: ignore[attr-defined, no-any-return]
+
+
+@_of_torch
+def host(value: Any) -> Any:
+    """A tensor, or a device, as of the CPU."""
+    if isinstance(value, Tensor) and value.device.type == "cuda":
+        return on_device(value, _CPU)
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return torch.device("cpu")
+    return value
+
+
+@_of_torch
+def cuda(value: Any) -> Any:
+    """A tensor as of the GPU."""
+    return on_device(value, _CUDA) if isinstance(value, Tensor) and value.device.type == "cpu" else value
+
+
+class Memory:
+    """What was allocated so far, by its begin. stream: the one at hand. is_capturing: whether a graph is captured
+    there.
+    """
+
+    def __init__(self) -> None:
+        self.live: dict[int, Tensor] = {}
+        self.stream = STREAM
+        self.is_capturing = False
+
+    @_of_torch
+    def note(self, made: Any, given: Any) -> None:
+        """Remember the memory of new tensors, where it is not that of what they were made of."""
+        known = [x.untyped_storage() for x in tree_leaves(given) if isinstance(x, Tensor) and x.device.type == "cuda"]
+        ranges = [(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in known]
+        for tensor in (x for x in tree_leaves(made) if isinstance(x, Tensor)):
+            storage = tensor.untyped_storage()
+            begin, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+            if begin == end or any(low <= begin < high for low, high in ranges):
+                continue
+            for old in [k for k, m in self.live.items() if k < end and begin < k + m.numel()]:
+                del self.live[old]  # it was freed since
+            self.live[begin] = torch.frombuffer((ctypes.c_uint8 * (end - begin)).from_address(begin), dtype=torch.uint8)
+
+    def find(self, address: int) -> tuple[Tensor, int]:
+        """The memory that an address is in, as bytes, and its offset there."""
+        for begin, memory in self.live.items():
+            if begin <= address < begin + memory.numel():
+                return memory, address - begin
+        raise AssertionError(f"{address:#x} is in no memory of the device")
+
+
+@_of_torch
+def _elements(value: Any) -> int:
+    return value.numel() if isinstance(value, Tensor) else 1
+
+
+@_of_torch
+def _fallback(memory: Memory) -> Any:
+    def run(op: Any, *args: Any, **kwargs: Any) -> Any:
+        # What an operator writes to is the caller's tensor, and so is what it returns then.
+        written = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        if written and op._schema.returns:
+            return _written(op, written, args, kwargs)
+        found = op(*tree_map(host, args), **tree_map(host, kwargs))
+        made = tree_map(cuda, found)
+        memory.note(made, (args, kwargs))
+        return made
+
+    def _written(op: Any, written: list[str], args: Any, kwargs: Any) -> Any:
+        call = dict(zip([a.name for a in op._schema.arguments], args, strict=False)) | kwargs
+        targets = [call[name] for name in written]
+        # Memory that is retagged cannot grow, as that of a result that has no size yet does.
+        there = {n: host(call[n]) if _elements(call[n]) else torch.empty(0, dtype=call[n].dtype) for n in written}
+        names = [a.name for a in op._schema.arguments]
+        op(
+            *(there.get(n, tree_map(host, a)) for n, a in zip(names, args, strict=False)),
+            **{n: there.get(n, tree_map(host, a)) for n, a in kwargs.items()},
+        )
+        for target, name in zip(targets, written, strict=True):
+            if isinstance(target, Tensor) and there[name].shape != target.shape:
+                target.data = cuda(there[name])
+                memory.note(target, ())
+        return targets[0] if len(targets) == 1 else tuple(targets)
+
+    return run
+
+
+@_of_torch
+def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    host(target).copy_(host(source))
+    return target
+
+
+@_of_torch
+def _to_copy(memory: Memory) -> Any:
+    def run(x: Tensor, *, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Tensor:
+        made = torch.ops.aten._to_copy.default(host(x), **kwargs)
+        goes = x.device if device is None else torch.device(device)
+        found = cuda(made) if goes.type == "cuda" else made
+        memory.note(found if goes.type == "cuda" else (), x)
+        return found  # type: ignore[no-any-return]
+
+    return run
+
+
+class _Guard:
+    """What torch asks which device is at hand: the device without data's, but that it says that it is CUDA's."""
+
+    def __init__(self, like: int) -> None:
+        table = (ctypes.c_void_p * 32).from_address(ctypes.c_void_p.from_address(like).value or 0)
+        self._table = (ctypes.c_void_p * 32)(*table)
+        kind, device = (
+            ctypes.CFUNCTYPE(ctypes.c_uint8, ctypes.c_void_p),
+            ctypes.CFUNCTYPE(ctypes.c_uint16, ctypes.c_void_p),
+        )
+        exchange = ctypes.CFUNCTYPE(ctypes.c_uint16, ctypes.c_void_p, ctypes.c_uint16)
+        self._functions = (
+            kind(_of_torch(lambda this: 1)),
+            exchange(_of_torch(lambda this, to: _DEVICE)),
+            device(_of_torch(lambda this: _DEVICE)),
+        )
+        for slot, function in enumerate(self._functions):
+            self._table[slot] = ctypes.cast(function, ctypes.c_void_p).value
+        self._object = ctypes.c_void_p(ctypes.addressof(self._table))
+        self.address = ctypes.addressof(self._object)
+
+
+@contextmanager
+def fake_cuda() -> Iterator[Memory]:
+    """Let there be a GPU of number 0."""
+    memory = Memory()
+    folder = Path(torch.__file__).parent / "lib"
+    registry = (ctypes.c_void_p * 21).in_dll(
+        ctypes.CDLL(str(folder / "libc10.so")), "_ZN3c104impl26device_guard_impl_registryE"
+    )
+    before = registry[1]
+    guard = _Guard(registry[_META])
+    registry[1] = guard.address
+    with ExitStack() as stack:
+        every, aten = torch.library.Library("_", "IMPL", "CUDA"), torch.library.Library("aten", "IMPL", "CUDA")
+        stack.callback(every._destroy)
+        stack.callback(aten._destroy)
+        every.fallback(_fallback(memory), "CUDA")
+        aten.impl("copy_", _copy, "CUDA")
+        aten.impl("_to_copy", _to_copy(memory), "CUDA")
+        stack.enter_context(mock.patch.object(torch.cuda, "_lazy_init", _of_torch(lambda: None)))
+        asked = {"_cuda_getCurrentRawStream": lambda index: memory.stream, "_cuda_getDevice": lambda: 0}
+        for name, function in asked.items():
+            stack.enter_context(mock.patch.object(torch._C, name, _of_torch(function), create=True))
+        capturing = _of_torch(lambda: memory.is_capturing)
+        stack.enter_context(mock.patch.object(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", capturing))
+        try:
+            yield memory
+        finally:
+            registry[1] = before
+
+
+@contextmanager
+def fake_gpu(capability: int = 90) -> Iterator[FakeDriver]:
+    """The same with a driver, which records its calls and interprets the launches."""
+    with fake_cuda() as memory, ExitStack() as stack:
+        driver = FakeDriver(memory, (), (), capability)  # type: ignore[arg-type]
+        compiled = GpuProgram.compiled
+
+        def known(program: GpuProgram, arch: int, cache: CodeCache | None = None) -> CudaPlan:
+            plan = compiled(program, arch, cache)
+            driver.codes |= {code.name: code for code in plan.kernels}
+            driver.sources |= {one.kernel.source.name: one.kernel.source for one in program.kernels}
+            return plan
+
+        stack.enter_context(mock.patch.object(GpuProgram, "compiled", known))
+        stack.enter_context(mock.patch.object(machine, "CudaDriver", lambda: driver))
+        machine.forget()
+        stack.callback(machine.forget)
+        yield driver

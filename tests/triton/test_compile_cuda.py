@@ -1,0 +1,176 @@
+"""`smelt.compile` of programs whose tensors are on a GPU: a whole call, from guards to the driver, beside eager.
+
+The GPU is one that is not there (`fake_cuda`): eager's operators are the CPU's, and our launches are interpreted.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import smelt
+from smelt.diag import SmeltWarning
+from smelt.runtime.cuda import machine
+from smelt.runtime.cuda.driver import unusable
+from tests.triton.fake_cuda import fake_gpu
+from tests.triton.fake_driver import FakeDriver
+
+
+@pytest.fixture
+def gpu() -> Iterator[FakeDriver]:
+    with fake_gpu() as driver:
+        yield driver
+
+
+def drawn(*sizes: int, seed: int = 0) -> Tensor:
+    return torch.randn(sizes, generator=torch.Generator().manual_seed(seed)).cuda()
+
+
+def same(found: Any, want: Any, tolerance: float = 1e-5) -> None:
+    for ours, eager in zip(*((x if isinstance(x, tuple) else (x,)) for x in (found, want)), strict=True):
+        assert (ours.device, ours.dtype, ours.stride()) == (eager.device, eager.dtype, eager.stride())
+        assert type(ours) is type(eager)
+        torch.testing.assert_close(ours.cpu(), eager.cpu(), rtol=tolerance, atol=tolerance)
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """Compiled at once, with an error where it would fall back."""
+    return smelt.compile(function, fullgraph=True)
+
+
+class Net(nn.Module):
+    """Norm, a product with its activation, a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 24), nn.Linear(24, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def test_a_call_is_one_launch_on_the_callers_stream(gpu: FakeDriver) -> None:
+    model = Net().cuda().eval().requires_grad_(False)
+    program = compiled(model)
+    for seed in range(3):
+        before = len(gpu.calls)
+        same(program(drawn(4, 16, seed=seed)), model(drawn(4, 16, seed=seed)))
+    # The second compiled call: arguments of nodes, then one launch.
+    assert set(gpu.calls[before:-1]) <= {"set_kernel"} and gpu.calls[-1] == "launch"
+    assert gpu.streams[-1] == 7
+
+
+def test_results_are_as_eager_makes_them(gpu: FakeDriver) -> None:
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        h = torch.softmax(x, -1) * y.t()
+        return h, h.t(), h[1:], x, (x + 1.0).sum(0)
+
+    x, y = drawn(6, 8), drawn(8, 6, seed=1)
+    program = compiled(function)
+    for _ in range(2):
+        found = program(x, y)
+        same(found, function(x, y))
+        assert found[3] is x and found[1].data_ptr() == found[0].data_ptr()
+
+
+def test_operators_without_a_kernel_are_torchs(gpu: FakeDriver) -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.sort(x * 2.0, -1)[0].exp().sum(0)
+
+    program = compiled(function)
+    program(drawn(5, 7))
+    before = len(gpu.calls)
+    same(program(drawn(5, 7, seed=1)), function(drawn(5, 7, seed=1)))
+    assert gpu.calls[before:].count("launch") == 2
+
+
+def test_writes_are_seen_and_counted(gpu: FakeDriver) -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: Tensor
+            self.register_buffer("seen", torch.zeros(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen += x.sum(0)
+            x.mul_(2.0)
+            return x * self.seen
+
+    ours, eager = Counts().cuda(), Counts().cuda()
+    program = compiled(ours)
+    for seed in range(3):
+        x, y = drawn(4, 3, seed=seed), drawn(4, 3, seed=seed)
+        before = x._version
+        same(program(x), eager(y))
+        same((x, ours.seen), (y, eager.seen))
+        assert x._version > before
+
+
+def test_a_tensor_that_begins_anywhere_has_kernels_of_its_own(gpu: FakeDriver) -> None:
+    whole = drawn(65)
+    program = compiled(lambda x: torch.softmax(x * 2.0, -1))
+    for begin in (0, 1, 0, 3):
+        x = whole[begin : begin + 32]
+        same(program(x), torch.softmax(x * 2.0, -1))
+
+
+def test_the_device_is_guarded(gpu: FakeDriver) -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.relu(x) + 1.0
+
+    program = compiled(function)
+    for x in (drawn(8), drawn(8).cpu(), drawn(8, seed=1), drawn(8, seed=1).cpu()):
+        same(program(x), function(x))
+    assert gpu.calls.count("launch") == 1
+
+
+def test_another_stream_waits_for_the_last(gpu: FakeDriver) -> None:
+    program = compiled(lambda x: x.exp())
+    x = drawn(8)
+    for stream in (7, 7, 9):
+        gpu.device.stream = stream
+        program(x)
+    assert gpu.calls[-2:] == ["order", "launch"] and gpu.streams[-1] == 9
+
+
+def test_a_callers_capture_gets_torchs_operators(gpu: FakeDriver) -> None:
+    program = compiled(lambda x: x.exp() + 1.0)
+    x = drawn(8)
+    program(x), program(x)
+    before = len(gpu.calls)
+    gpu.device.is_capturing = True
+    same(program(x), x.exp() + 1.0)
+    assert gpu.calls[before:] == []
+    gpu.device.is_capturing = False
+    same(program(x), x.exp() + 1.0)
+    assert gpu.calls[-1] == "launch"
+
+
+def test_without_a_driver_eager_answers_and_says_why_once(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Any:
+        raise unusable("there is no driver of a GPU here", "libcuda is not found", "install it")
+
+    monkeypatch.setattr(machine, "CudaDriver", none)
+    program = smelt.compile(lambda x: x.exp() * 2.0)
+    with pytest.warns(SmeltWarning, match="no driver of a GPU"):
+        program(drawn(8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same(program(drawn(8)), drawn(8).exp() * 2.0)
+
+
+@pytest.mark.parametrize("call", ["load_module", "instantiate", "launch"])
+def test_a_call_that_fails_is_eagers_and_nothing_is_left(gpu: FakeDriver, call: str) -> None:
+    program = smelt.compile(lambda x: x.exp() * 2.0)
+    program(drawn(8))
+    gpu.fail, gpu.fail_at = call, 0
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        same(program(drawn(8)), drawn(8).exp() * 2.0)
+    same(program(drawn(8, seed=1)), drawn(8, seed=1).exp() * 2.0)
