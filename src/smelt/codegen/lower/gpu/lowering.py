@@ -90,7 +90,7 @@ def lower_on_gpu(graph: Graph, state: Lookup, options: Options, device: str, *, 
         driver.
     """
     if current_trace() is not None:
-        raise SmeltError("a launch of a GPU is made for the sizes of one call", code="S0303")
+        raise SmeltError("kernels of a GPU are planned for known sizes", code="S0303")
     start = perf_counter()
     found = machine(torch.device(device).index or 0)
     ready = prepared(graph, options)
