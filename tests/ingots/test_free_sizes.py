@@ -157,6 +157,44 @@ def test_numbers_that_follow_from_sizes(program: Any) -> None:
         assert (((2, 8),) in loaded.entry("forward").sizes) == (program is not power)
 
 
+class Sliced(torch.nn.Module):
+    """Views of an argument and of state, one of them twice; behind a test on data, a view or a new tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(20, 4))
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        rows = x.shape[0]
+        one = x[rows // 2 :, 1:]
+        return one, one, x[-1], y.view(-1)[rows:].detach(), self.table[rows : 2 * rows], x * 2, either(x)
+
+
+@smelt.script
+def either(x: Tensor) -> Tensor:
+    return x[1:] if x.sum() > 0 else x[1:] * 2
+
+
+def test_views_that_follow_from_sizes() -> None:
+    """They are views of the very tensors, with the strides that the program's have."""
+    model = Sliced()
+    with torch.no_grad():
+        dims = [{0: smelt.Dim("n", min=2, max=8)}] * 2
+        traced = smelt.trace(model, arguments(5), dynamic_shapes=dims)
+        loaded = load(saved(traced, sizes=[{"n": range(2, 9)}], targets=["avx512", "avx2"]))
+        assert set(loaded.entry("forward").sizes) == {((2, 8),)}
+        for rows in range(2, 9):
+            x, y = arguments(rows)
+            for given in (x.abs(), -x.abs()):
+                found, wanted = loaded(given, y), model(given, y)
+                assert found[0] is found[1]
+                for made, own in zip(found, wanted, strict=True):
+                    assert torch.equal(made, own) and made.stride() == own.stride()
+                    assert (made._base is given) == (own._base is given) and (made._base is y) == (own._base is y)
+                assert found[4]._base is loaded.table
+    assert loaded.is_native
+
+
 def test_sizes_beyond_a_range_are_compiled_anew() -> None:
     with torch.no_grad():
         program = captured()

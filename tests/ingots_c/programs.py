@@ -141,6 +141,18 @@ def sized(x: Tensor) -> tuple[int, Tensor, float, int, float]:
     return rows, x.sum(), rows / 4, rows % 3, (rows % 2 - 1) * 0.0
 
 
+class Views(nn.Module):
+    """Views of an argument and of state, whose sizes, strides and offsets follow from a size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(44, 4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        rows = x.shape[0]
+        return x[1:].t(), x[-1], x[rows // 2, 3], self.table[rows : rows + 3], x.sum(0)
+
+
 def ranged_programs() -> dict[str, tuple[Callable[[], Any], Calls]]:
     """The same with free sizes; calls are at both bounds, and between them."""
     few, many = [(1, 1), (3, 24), (2, 9), (1, 24), (3, 1)], [(n, 5) for n in (1, 40, 2, 17)]
@@ -157,6 +169,7 @@ def ranged_programs() -> dict[str, tuple[Callable[[], Any], Calls]]:
         "shrunk": (shrunk, [{0: rows}], [(torch.randn(9, 5),), *((torch.randn(size) * 50,) for size in many)]),
         "stepped": (stepped, [{0: rows}], [(torch.randn(9, 5),), *((torch.randn(size),) for size in many)]),
         "sized": (sized, [{0: rows}], [(torch.randn(n, 4),) for n in (6, 1, 40, 2, 3)]),
+        "views": (Views().eval(), [{0: rows}], [(torch.randn(n, 4),) for n in (6, 1, 40, 2, 3)]),
         "halves": (
             halves, [{0: even}] * 2,
             [(torch.randn(n, 4), torch.randn(n, 4)) for n in (6, 12, 4, 10)],

@@ -42,7 +42,7 @@ from smelt.runtime.ingot.texts.held_json import (
 )
 from smelt.runtime.machine.cache import code_cache
 from smelt.runtime.plan import KernelCode, uses_of
-from smelt.runtime.recipes import Either, OfKind, Same, Spent, StateName, ViewOf
+from smelt.runtime.recipes import Either, OfKind, Same, SizedView, Spent, StateName, ViewOf
 
 TARGETS: Mapping[str, Isa] = {"avx512": AVX512, "avx2": AVX2, "neon": NEON}
 """What native code is made for."""
@@ -112,7 +112,7 @@ class NativeWriter:
         for recipe in self.lowered.outputs:
             inner = recipe.recipe if isinstance(recipe, (OfKind, Spent)) else recipe
             for one in inner.options if isinstance(inner, Either) else (inner,):
-                if isinstance(one, (Same, ViewOf)) and isinstance(one.source, StateName):
+                if isinstance(one, (Same, ViewOf, SizedView)) and isinstance(one.source, StateName):
                     found.append(FromState(self.numbers(one.source.kind, one.source.path)))
         return found
 

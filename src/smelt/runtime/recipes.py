@@ -53,6 +53,25 @@ class ViewOf:
     number: int = 0
 
 
+@record
+class SizedView:
+    """A `ViewOf` a source whose numbers follow from free sizes: results of the plan from number `first` on are its
+    sizes, then its strides, then its offset.
+    """
+
+    source: int | StateName
+    ndim: int
+    first: int
+    is_detached: bool = False
+    number: int = 0
+
+    def at(self, results: Sequence[Any]) -> ViewOf:
+        """The view that a plan's results say."""
+        sizes, behind = self.first + self.ndim, self.first + 2 * self.ndim
+        shape = tuple(results[self.first : sizes]), tuple(results[sizes:behind])
+        return ViewOf(self.source, *shape, results[behind], self.is_detached, self.number)
+
+
 def view_of(base: torch.Tensor, view: ViewOf) -> torch.Tensor:
     """The view of its source, which stays what autograd knows it as, unless it is detached."""
     if base.requires_grad:
@@ -83,7 +102,7 @@ class Either:
     """One of several, by the number in result `which` of the plan."""
 
     which: int
-    options: tuple[Fresh | Same | ViewOf, ...]
+    options: tuple[Fresh | Same | ViewOf | SizedView, ...]
 
 
 @record
@@ -101,7 +120,7 @@ class Spent:
     recipe: Fresh | Either
 
 
-OutputRecipe: TypeAlias = Fresh | Number | Same | ViewOf | Plain | Either | OfKind | Spent
+OutputRecipe: TypeAlias = Fresh | Number | Same | ViewOf | SizedView | Plain | Either | OfKind | Spent
 
 Lookup: TypeAlias = Callable[[str, str], torch.Tensor]
 """(kind, path) -> the tensor; kind is "param", "buffer" or "captured"."""
@@ -143,6 +162,10 @@ def rebuilt(
             case ViewOf():
                 if recipe.number not in views:
                     views[recipe.number] = view_of(source_of(recipe.source), recipe)
+                outputs.append(views[recipe.number])
+            case SizedView():
+                if recipe.number not in views:
+                    views[recipe.number] = view_of(source_of(recipe.source), recipe.at(results))
                 outputs.append(views[recipe.number])
             case Plain(value=value):
                 outputs.append(value)

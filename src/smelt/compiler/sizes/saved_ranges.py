@@ -2,7 +2,8 @@
 
     rows 1..512  ==>  a plan for 2..512 with the words of each, a plan for 1
 
-Numbers that are results and follow from sizes become words, too: a plan copies them at its end.
+Numbers that are results and follow from sizes become words, too: a plan copies them at its end. So do the sizes,
+strides and offsets of results that are views of arguments or of state.
 
 Invariant: what a plan of the compiler computes for its sizes at run time is computed here for each of them, so that no
 reader needs the compiler's functions; nothing else tells a file's plan from one that is compiled.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from smelt.codegen.lower.python.numbers import same
@@ -27,7 +28,7 @@ from smelt.runtime.encoding.table import Arith
 from smelt.runtime.ingot.free_sizes import Sizes
 from smelt.runtime.ingot.size_table import Column, SizeTable
 from smelt.runtime.plan import Kind, Launch, Plan, Scalar, Word
-from smelt.runtime.recipes import Number, OutputRecipe, Plain
+from smelt.runtime.recipes import Either, Fresh, Number, OutputRecipe, Plain, Same, SizedView, ViewOf
 
 PLAN_LIMIT = limits.SAVED_PLANS
 """Plans for many sizes that one range may come to; what they leave is compiled where it is loaded."""
@@ -111,30 +112,71 @@ class _Results:
 
 def _results(plan: Plan, outputs: Mapping[int, tuple[OutputRecipe, ...]], nwords: int) -> _Results | None:
     """The results of a plan with so many words, where only numbers differ between sizes; None where others do."""
-    recipes: list[OutputRecipe] = []
-    more: list[list[int | float]] = []
-    made: list[tuple[int, Kind, Word]] = []
-    for different in zip(*outputs.values(), strict=True):
-        if len(set(map(repr, different))) == 1:  # not by ==, by which -0.0 is 0.0
-            recipes.append(different[0])
-            continue
-        kind = _number_kind(different)
-        if kind is None:
-            return None
-        recipes.append(Number(len(plan.outputs) + len(made)))
-        made.append((plan.nslots + len(made), kind, Word.of(nwords + len(made), is_double=kind == "float")))
-        more.append([each.value for each in different if isinstance(each, Plain)])
-    copies = tuple(Scalar(Arith.COPY, slot, (word,), same) for slot, _, word in made)
+    joined = _Joined(plan, nwords)
+    recipes = [joined.of(different) for different in zip(*outputs.values(), strict=True)]
+    known = tuple(recipe for recipe in recipes if recipe is not None)
+    if len(known) < len(recipes):
+        return None
+    copies = tuple(Scalar(Arith.COPY, slot, (word,), same) for slot, _, word in joined.made)
     extended = replace(
         plan,
-        nslots=plan.nslots + len(made),
-        outputs=(*plan.outputs, *(slot for slot, _, _ in made)),
+        nslots=plan.nslots + len(copies),
+        outputs=(*plan.outputs, *(slot for slot, _, _ in joined.made)),
         instructions=(*plan.instructions, *copies),
-        origins=(*plan.origins, *("a result that follows from sizes" for _ in made)) if plan.origins else (),
-        kinds={**plan.kinds, **{slot: kind for slot, kind, _ in made}},
+        origins=(*plan.origins, *("a result that follows from sizes" for _ in copies)) if plan.origins else (),
+        kinds={**plan.kinds, **{slot: kind for slot, kind, _ in joined.made}},
     )
-    values = zip(*more, strict=True) if more else ((),) * len(outputs)
-    return _Results(tuple(recipes), extended, dict(zip(outputs, values, strict=True)))
+    values = zip(*joined.values, strict=True) if joined.values else ((),) * len(outputs)
+    return _Results(known, extended, dict(zip(outputs, values, strict=True)))
+
+
+@dataclass
+class _Joined:
+    """Recipes that are one at each tuple of sizes, as one for all. made: slots that copies of further words go to,
+    which are results behind the plan's own. values: of each such word, by tuple.
+    """
+
+    plan: Plan
+    nwords: int
+    made: list[tuple[int, Kind, Word]] = field(default_factory=list)
+    values: list[list[int | float]] = field(default_factory=list)
+
+    def of(self, different: tuple[OutputRecipe, ...]) -> OutputRecipe | None:
+        """The recipe for all tuples; None where more than numbers differ."""
+        first = different[0]
+        if len(set(map(repr, different))) == 1:  # not by ==, by which -0.0 is 0.0
+            return first
+        kind = _number_kind(different)
+        if kind is not None:
+            return Number(self._number([each.value for each in different if isinstance(each, Plain)], kind))
+        if isinstance(first, ViewOf):
+            return self._view(first, [each for each in different if isinstance(each, ViewOf)], len(different))
+        if isinstance(first, Either):
+            return self._either(first, [each for each in different if isinstance(each, Either)], len(different))
+        return None
+
+    def _view(self, first: ViewOf, views: list[ViewOf], count: int) -> SizedView | None:
+        kinds = {(view.source, len(view.sizes), view.is_detached, view.number) for view in views}
+        if len(kinds) > 1 or len(views) < count:
+            return None
+        numbers = [(*view.sizes, *view.strides, view.offset) for view in views]
+        results = [self._number(list(values), "int") for values in zip(*numbers, strict=True)]
+        return SizedView(first.source, len(first.sizes), results[0], first.is_detached, first.number)
+
+    def _either(self, first: Either, choices: list[Either], count: int) -> Either | None:
+        if len({(choice.which, len(choice.options)) for choice in choices}) > 1 or len(choices) < count:
+            return None
+        options = [self.of(different) for different in zip(*(choice.options for choice in choices), strict=True)]
+        known = tuple(option for option in options if isinstance(option, Fresh | Same | ViewOf | SizedView))
+        return Either(first.which, known) if len(known) == len(options) else None
+
+    def _number(self, values: list[int | float], kind: Kind) -> int:
+        """A further result of the plan, of these values by tuple; its number."""
+        index = len(self.made)
+        word = Word.of(self.nwords + index, is_double=kind == "float")
+        self.made.append((self.plan.nslots + index, kind, word))
+        self.values.append(values)
+        return len(self.plan.outputs) + index
 
 
 def _number_kind(recipes: tuple[OutputRecipe, ...]) -> Kind | None:

@@ -46,7 +46,19 @@ from smelt.runtime.plan import (
     Uses,
     Word,
 )
-from smelt.runtime.recipes import Either, Fresh, Number, OfKind, OutputRecipe, Plain, Same, Spent, StateName, ViewOf
+from smelt.runtime.recipes import (
+    Either,
+    Fresh,
+    Number,
+    OfKind,
+    OutputRecipe,
+    Plain,
+    Same,
+    SizedView,
+    Spent,
+    StateName,
+    ViewOf,
+)
 
 # Of the C library, what a kernel's object may name: LLVM itself makes such calls.
 _C_LIBRARY = frozenset(("memcpy", "memmove", "memset", "memcmp"))
@@ -88,7 +100,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """How an output comes to be; kind as `smelt_program.h` has it."""
+    """How an output comes to be; kind as `smelt_program.h` has it. value: of a view by free sizes, the first cell of
+    its numbers.
+    """
 
     kind: str
     cell: int = 0
@@ -331,6 +345,9 @@ class TableWriter:
                 return Source("BLOCK", over=self._over(self.placed(self.state(kind, path))))
             case ViewOf():
                 return self._view(recipe)
+            case SizedView(source=source, ndim=ndim):
+                zeros = (0,) * ndim
+                return replace(self._view(ViewOf(source, zeros, zeros, 0)), value=_first_cell(plan, encoded, recipe))
             case Either(which=which, options=options):
                 found = tuple(self._source(plan, encoded, option) for option in options)
                 cell = encoded.cell_of[plan.outputs[which]]
@@ -349,6 +366,15 @@ class TableWriter:
         base = self._over(self.placed(self.state(source.kind, source.path)))
         offset = base.offset + recipe.offset * base.dtype.itemsize
         return Source("BLOCK", over=Tensor(base.block, offset, base.dtype, recipe.sizes, recipe.strides))
+
+
+def _first_cell(plan: Plan, encoded: Encoded, view: SizedView) -> int:
+    """Where the numbers of a view stand in the frame, side by side. Raises: PackageError (S0701) where they do not."""
+    slots = plan.outputs[view.first : view.first + 2 * view.ndim + 1]
+    cells = [encoded.cell_of[slot] for slot in slots if plan.kinds.get(slot) == "int"]
+    if not cells or cells != list(range(cells[0], cells[0] + 2 * view.ndim + 1)):
+        raise broken("its plan", "the numbers of a view do not stand side by side")
+    return cells[0]
 
 
 def _planned(tensor: ArenaTensor) -> Tensor:

@@ -77,7 +77,9 @@ static smelt_tensor output(struct smelt_context *context, frame *at, const smelt
         source = &at->plan->outputs[source->first + (which >= 0 && which < source->count ? which : 0)];
     }
     const smelt_placed *placed = &source->placed;
+    const int64_t *dims = placed->dims;
     char *data = NULL;
+    int64_t offset = placed->offset;
     switch (source->kind) {
     case SMELT_OUT_RESULT:
         return tensor_of(at->results[source->cell]);
@@ -87,14 +89,17 @@ static smelt_tensor output(struct smelt_context *context, frame *at, const smelt
         return (smelt_tensor){(void *)(intptr_t)&source->bits, (smelt_dtype)source->dtype, 0, NULL, NULL};
     case SMELT_OUT_INPUT:
         data = at->inputs[source->cell]->data;
-        if (!placed->dims)
+        if (!dims)
             return tensor_of(at->inputs[source->cell]);
         break;
     default: /* SMELT_OUT_BLOCK */
         data = smelt_block_data(context->model, context, placed->block);
     }
-    return (smelt_tensor){data + placed->offset, (smelt_dtype)placed->dtype, placed->ndim, placed->dims,
-                          placed->dims + placed->ndim};
+    if (source->bits) {
+        dims = &at->cells[source->bits];
+        offset += dims[2 * placed->ndim] * (int64_t)smelt_itemsize((smelt_dtype)placed->dtype);
+    }
+    return (smelt_tensor){data + offset, (smelt_dtype)placed->dtype, placed->ndim, dims, dims + placed->ndim};
 }
 
 static void release_results(struct smelt_context *context)

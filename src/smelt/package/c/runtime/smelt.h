@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 /* Raised where a structure or the meaning of a function changes. */
-#define SMELT_ABI 3
+#define SMELT_ABI 4
 
 typedef enum smelt_status {
     SMELT_OK = 0,

@@ -102,8 +102,9 @@ typedef struct smelt_step {
 } smelt_step;
 
 /* How an output comes to be. RESULT: result number `cell`; NUMBER: the number in a cell; INPUT: an input, or a view of it
- * (`placed`, where dims are not NULL); BLOCK: state; CONSTANT: the bits in `bits`; EITHER: one of `count` from `first`
- * on, by the number in a cell. */
+ * (`placed`, where dims are not NULL); BLOCK: state, or a view of it; CONSTANT: the bits in `bits`; EITHER: one of `count`
+ * from `first` on, by the number in a cell. A view whose dims follow from free sizes has them, and its offset in elements
+ * behind them, in the cells from `bits` on, where that is not 0. */
 enum { SMELT_OUT_RESULT, SMELT_OUT_NUMBER, SMELT_OUT_INPUT, SMELT_OUT_BLOCK, SMELT_OUT_CONSTANT, SMELT_OUT_EITHER };
 typedef struct smelt_source {
     int32_t kind, cell, dtype, first, count;

@@ -14,13 +14,24 @@ from smelt.runtime.recipes import (
     OutputRecipe,
     Plain,
     Same,
+    SizedView,
     Spent,
     StateName,
     ViewOf,
 )
 
 _LOW = -(1 << 63)
-_COUNTS = {"fresh": 1, "number": 1, "same": 1, "view": 6, "plain": 1, "either": 2, "of kind": 2, "spent": 1}
+_COUNTS = {
+    "fresh": 1,
+    "number": 1,
+    "same": 1,
+    "view": 6,
+    "sized view": 5,
+    "plain": 1,
+    "either": 2,
+    "of kind": 2,
+    "spent": 1,
+}
 
 
 def write(recipe: OutputRecipe) -> Any:
@@ -35,6 +46,9 @@ def write(recipe: OutputRecipe) -> Any:
         case ViewOf():
             shape = [list(recipe.sizes), list(recipe.strides), recipe.offset]
             return ["view", _source(recipe.source), *shape, recipe.is_detached, recipe.number]
+        case SizedView():
+            shape = [recipe.ndim, recipe.first, recipe.is_detached, recipe.number]
+            return ["sized view", _source(recipe.source), *shape]
         case Plain(value=value):
             return ["plain", write_constant(value)]
         case Either(which=which, options=options):
@@ -68,11 +82,16 @@ def read(part: Part, ninputs: int, nresults: int) -> OutputRecipe:
                 read_source(source, ninputs), sizes.ints(), strides.ints(), offset.as_int(_LOW), is_detached.as_bool(),
                 number.as_int(),
             )  # fmt: skip
+        case "sized view":
+            source, ndim, start, is_detached, number = own
+            count = ndim.as_int(0, nresults)
+            begin = start.as_int(0, nresults - 2 * count - 1)
+            return SizedView(read_source(source, ninputs), count, begin, is_detached.as_bool(), number.as_int())
         case "plain":
             return Plain(read_constant(own[0]))
         case "either":
             found = [read(option, ninputs, nresults) for option in own[1].items()]
-            options = tuple(option for option in found if isinstance(option, (Fresh, Same, ViewOf)))
+            options = tuple(option for option in found if isinstance(option, (Fresh, Same, ViewOf, SizedView)))
             if not options or len(options) < len(found):
                 raise own[1].bad("are no choices")
             return Either(own[0].as_int(0, nresults - 1), options)
