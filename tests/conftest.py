@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -77,8 +78,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_sessionfinish() -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
     """All is looked through once for what fails as it goes; pytest does so five times, and the interpreter twice."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["left_changed"] = LEFT_CHANGED
     gc.collect()
     gc.freeze()
 
@@ -109,20 +112,33 @@ def adaptive(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def settings_as_before() -> Iterator[None]:
-    """Each test leaves torch's settings of the process as they were: the next one's graphs depend on them. What it
-    leaves changed is an error of this test, and is put back; the count of threads is only put back.
+def settings_as_before(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each test begins with the settings of the process that the one before began with: graphs depend on them. What
+    a test leaves changed is put back, and said at the end of the run.
     """
     settings, threads = torch_settings.pairs() + _MODES, torch.get_num_threads()
     before = [read() for read, _ in settings]
     yield
     torch.set_num_threads(threads)
-    changed = []
     for (read, put), old in zip(settings, before, strict=True):
         if (now := read()) != old:
-            changed.append(f"{read.__name__}: {old!r} became {now!r}")
             put(old)
-    assert not changed, "this test leaves settings changed: " + "; ".join(changed)
+            LEFT_CHANGED.append(f"{request.node.nodeid}: {read.__name__} was {old!r}, became {now!r}")
+
+
+LEFT_CHANGED: list[str] = []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """What tests of another process left changed."""
+    LEFT_CHANGED.extend(getattr(node, "workeroutput", {}).get("left_changed", ()))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say which tests left settings changed."""
+    for line in LEFT_CHANGED:
+        terminalreporter.write_line(f"left changed by {line}")
 
 
 _MODES: list[torch_settings.Pair] = [
