@@ -97,6 +97,12 @@ class Memory:
                 del self.live[old]  # it was freed since
             self.live[begin] = torch.frombuffer((ctypes.c_uint8 * (end - begin)).from_address(begin), dtype=torch.uint8)
 
+    def allocate(self, nbytes: int) -> tuple[int, Tensor]:
+        """Memory that is no tensor of the program's."""
+        made = torch.full((nbytes,), 0x7F, dtype=torch.uint8)
+        self.live[made.data_ptr()] = made
+        return made.data_ptr(), made
+
     def find(self, address: int) -> tuple[Tensor, int]:
         """The memory that an address is in, as bytes, and its offset there."""
         for begin, memory in self.live.items():

@@ -75,7 +75,6 @@ class Node:
     programs: int = 0
     pointers: list[tuple[str, int]] = field(default_factory=list)
     words: list[int] = field(default_factory=list)
-    zeroed: tuple[int, int] = (0, 0)
 
 
 class FakeDriver:
@@ -89,6 +88,7 @@ class FakeDriver:
         self.sources = {source.name: source for source in sources}
         self.calls: list[str] = []
         self.streams: list[int] = []
+        self.words: set[int] = set()
         self.fail, self.fail_at = "", 0
         self.modules: dict[int, bytes] = {}
         self.functions: dict[int, str] = {}
@@ -151,14 +151,6 @@ class FakeDriver:
         self._record("destroy_graph")
         del self.graphs[graph]
 
-    def add_memset(self, graph: int, after: Sequence[int], address: int, nbytes: int) -> int:
-        handle = self._record("add_memset")
-        assert nbytes % 4 == 0 and address % 4 == 0
-        self.device.find(address + nbytes - 1)
-        self.nodes[handle] = Node(self._before(graph, after), zeroed=(address, nbytes))
-        self.graphs[graph].append(handle)
-        return handle
-
     def add_kernel(self, graph: int, after: Sequence[int], parameters: NodeParameters) -> int:
         handle = self._record("add_kernel")
         self.nodes[handle] = self._decoded(parameters, self._before(graph, after))
@@ -187,10 +179,18 @@ class FakeDriver:
         self._record("order")
         assert before != after
 
-    def read_word(self, address: int, stream: int) -> int:
-        self._record("read_word")
-        memory, offset = self.device.find(address)
-        return int(memory[offset : offset + 4].view(torch.int32))
+    def host_word(self) -> int:
+        self._record("host_word")
+        address, _ = self.device.allocate(4)
+        self.words.add(address)
+        return address
+
+    def free_host_word(self, address: int) -> None:
+        self._record("free_host_word")
+        self.words.remove(address)
+
+    def wait(self, stream: int) -> None:
+        self._record("wait")
 
     # --- launches
 
@@ -229,10 +229,7 @@ class FakeDriver:
             done.append(ready[-1])
 
     def _run(self, node: Node) -> None:
-        if node.code is None:
-            memory, offset = self.device.find(node.zeroed[0])
-            memory[offset : offset + node.zeroed[1]] = 0
-            return
+        assert node.code is not None
         memories: list[torch.Tensor] = []
         pointers: list[tuple[int, int, Any]] = []
         for kind, address in node.pointers:
@@ -247,4 +244,4 @@ class FakeDriver:
     @property
     def nothing_left(self) -> bool:
         """Whether all that was made is destroyed."""
-        return not (self.modules or self.graphs or self.executables)
+        return not (self.modules or self.graphs or self.executables or self.words)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import smelt
-from smelt.diag import SmeltWarning
+from smelt.diag import LateError, SmeltWarning
 from smelt.runtime.cuda import machine
 from smelt.runtime.cuda.driver import unusable
 from tests.triton.fake_cuda import fake_gpu
@@ -174,3 +174,16 @@ def test_a_call_that_fails_is_eagers_and_nothing_is_left(gpu: FakeDriver, call: 
         warnings.simplefilter("always")
         same(program(drawn(8)), drawn(8).exp() * 2.0)
     same(program(drawn(8, seed=1)), drawn(8, seed=1).exp() * 2.0)
+
+
+def test_an_index_out_of_range_is_told_at_a_later_call_and_once(gpu: FakeDriver) -> None:
+    table, good = drawn(5, 4), torch.tensor([0, 4, 2]).cuda()
+    program = smelt.compile(lambda t, i: F.embedding(i, t) * 2.0)
+    program(table, good)
+    program(table, good + 3)
+    with pytest.raises(LateError, match="an index out of range") as caught:
+        program(table, good)
+    assert caught.value.code == "S0406" and "test_compile_cuda.py" in str(caught.value)
+    before = gpu.calls.count("launch")
+    same(program(table, good), F.embedding(good, table) * 2.0)
+    assert gpu.calls.count("launch") == before + 1 and "wait" not in gpu.calls

@@ -49,6 +49,7 @@ CATALOGUE: tuple[Code, ...] = (
     Code("S0403", "a result has another layout than planned"),
     Code("S0404", "a number of a native run is beyond 64 bits"),
     Code("S0405", "a GPU or its driver cannot be used"),
+    Code("S0406", "a GPU found data of an earlier call that no result fits"),
     Code("S0501", "something that a command needs is not there"),
     Code("S0502", "a process that measures failed"),
     Code("S0503", "the compiled program gives other results than eager"),
@@ -145,6 +146,13 @@ class VerifyError(SmeltError):
 
 class PackageError(SmeltError):
     """A saved program cannot be written or read."""
+
+
+class LateError(SmeltError):
+    """What a GPU found in data of an earlier call, which returned before the GPU was done.
+
+    The call that raises it has done nothing; eager mode would not find the fault again.
+    """
 
 
 class RanksError(SmeltError):

@@ -40,7 +40,7 @@ from smelt.compiler.object.compiled_types import (
 from smelt.compiler.object.output_replay import muted_again, pieces_since, pieces_written
 from smelt.compiler.object.tracebacks import of_program
 from smelt.compiler.paths import contradicts
-from smelt.diag import Miss, RanksError, SmeltError, limits
+from smelt.diag import LateError, Miss, RanksError, SmeltError, limits
 from smelt.runtime.entering.entry import Counters
 
 DISPATCHER = SLOT  # of compiled objects
@@ -402,7 +402,7 @@ class Dispatcher:
 
         Raises: the error in strict mode.
         """
-        if self._original.is_strict or isinstance(error, RanksError):
+        if self._original.is_strict or isinstance(error, RanksError | LateError):
             raise error
         reason = f"the compiled program failed: {error.what}"
         if row.entry is not None and row.entry.is_staged and not self.settings.fullgraph:

@@ -19,6 +19,7 @@ OLDEST: Final = 12000
 _NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
 _SHARED_LIMIT = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _PROCESSORS = (16, 39)  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT and _MAX_THREADS_PER_MULTIPROCESSOR
+_FOR_ALL_DEVICES = 1 | 2  # CU_MEMHOSTALLOC_PORTABLE and _DEVICEMAP
 _CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 
 
@@ -65,9 +66,6 @@ class Driver(Protocol):
     def destroy_graph(self, graph: int) -> None:
         """Destroy it."""
 
-    def add_memset(self, graph: int, after: Sequence[int], address: int, nbytes: int) -> int:
-        """A node that zeroes memory, whose length is a multiple of 4."""
-
     def add_kernel(self, graph: int, after: Sequence[int], parameters: NodeParameters) -> int:
         """A node that launches a kernel."""
 
@@ -86,8 +84,14 @@ class Driver(Protocol):
     def order(self, before: int, after: int) -> None:
         """What is launched on a stream from now on comes after all that another one has now."""
 
-    def read_word(self, address: int, stream: int) -> int:
-        """An i32 of the device's memory, when all before it on the stream is done."""
+    def host_word(self) -> int:
+        """A word of 32 bits in the host's memory that kernels may write to; its address, which is the same for both."""
+
+    def free_host_word(self, address: int) -> None:
+        """Free it."""
+
+    def wait(self, stream: int) -> None:
+        """Return when all that is on a stream is done."""
 
 
 class _KernelNode(ctypes.Structure):
@@ -99,17 +103,6 @@ class _KernelNode(ctypes.Structure):
         ("extra", ctypes.c_void_p),
         ("kernel", ctypes.c_void_p),
         ("context", ctypes.c_void_p),
-    )
-
-
-class _MemsetNode(ctypes.Structure):
-    _fields_ = (
-        ("destination", ctypes.c_uint64),
-        ("pitch", ctypes.c_size_t),
-        ("value", ctypes.c_uint),
-        ("element_size", ctypes.c_uint),
-        ("width", ctypes.c_size_t),
-        ("height", ctypes.c_size_t),
     )
 
 
@@ -197,12 +190,6 @@ class CudaDriver:
     def destroy_graph(self, graph: int) -> None:
         self._call("cuGraphDestroy", ctypes.c_void_p(graph))
 
-    def add_memset(self, graph: int, after: Sequence[int], address: int, nbytes: int) -> int:
-        node = _MemsetNode(address, 0, 0, 4, nbytes // 4, 1)
-        before, count = _nodes(after)
-        made = ctypes.c_void_p(graph), before, count, ctypes.byref(node), self._context
-        return self._made("cuGraphAddMemsetNode", *made)
-
     def add_kernel(self, graph: int, after: Sequence[int], parameters: NodeParameters) -> int:
         before, count = _nodes(after)
         node = ctypes.byref(_kernel_node(parameters))
@@ -228,12 +215,14 @@ class CudaDriver:
         self._call("cuEventRecord", event, ctypes.c_void_p(before))
         self._call("cuStreamWaitEvent", ctypes.c_void_p(after), event, ctypes.c_uint(0))
 
-    def read_word(self, address: int, stream: int) -> int:
-        word = ctypes.c_int32()
-        size = ctypes.c_size_t(4)
-        self._call("cuMemcpyDtoHAsync_v2", ctypes.byref(word), ctypes.c_uint64(address), size, ctypes.c_void_p(stream))
+    def host_word(self) -> int:
+        return self._made("cuMemHostAlloc", ctypes.c_size_t(4), ctypes.c_uint(_FOR_ALL_DEVICES))
+
+    def free_host_word(self, address: int) -> None:
+        self._call("cuMemFreeHost", ctypes.c_void_p(address))
+
+    def wait(self, stream: int) -> None:
         self._call("cuStreamSynchronize", ctypes.c_void_p(stream))
-        return word.value
 
 
 def _load() -> Any:

@@ -1,6 +1,6 @@
 """A plan on a GPU: all launches of a call as one graph of the driver, whose arguments are changed in place.
 
-    construction: load modules, add nodes (the error word's reset first), instantiate
+    construction: load modules, add nodes, instantiate
     a call:       set the arguments of nodes whose addresses changed, then ONE launch
 
 Between two kernels of a call nothing of Python runs. Invariant: whatever fails, all that was made is destroyed, and the
@@ -19,7 +19,6 @@ from smelt.runtime.cuda.plan import CudaLaunch, CudaMemory, CudaPlan
 
 FREE_SHARED: Final = 48 * 1024
 """Bytes of shared memory that a block has unasked."""
-_ERROR_NBYTES = 16
 _GENERATOR_NBYTES = 16
 
 Allocate = Callable[[int], tuple[int, Any]]
@@ -69,7 +68,7 @@ class CudaExecutable:
         self._arguments: list[Arguments] = []
         self._bases: tuple[int, ...] = ()
         self._stream: int | None = None
-        self._generator = 0
+        self._generator = self._error = 0
         self._codes = {code.name: code for code in plan.kernels}
         self._can_fail = any(_can_fail(code) for code in plan.kernels)
         try:
@@ -77,7 +76,9 @@ class CudaExecutable:
             self._check_processors(device)
             self._functions = {code.name: self._loaded(code) for code in plan.kernels}
             self._arena, self._arena_owner = allocate(max(plan.arena_nbytes, 1))
-            self._error, self._error_owner = allocate(_ERROR_NBYTES)
+            if self._can_fail:
+                self._error = driver.host_word()
+                self._word.value = 0
             if plan.draws is not None:
                 self._generator, self._generator_owner = allocate(_GENERATOR_NBYTES)
         except BaseException:
@@ -141,11 +142,25 @@ class CudaExecutable:
             self._driver.write_words(self._generator, words, stream)
         self._driver.launch(self._exec, stream)
 
-    def failed(self, stream: int) -> bool:
-        """Whether a kernel of the last call refused its data: an index out of range, an integer division by zero. Waits
-        for the stream.
+    @property
+    def _word(self) -> ctypes.c_int32:
+        """The word that kernels write to when they refuse data, in the host's memory."""
+        return ctypes.c_int32.from_address(self._error)
+
+    def has_refused(self) -> bool:
+        """Whether a kernel of a call so far refused its data: an index out of range, an integer division by zero. Waits
+        for nothing, and tells once.
         """
-        return self._can_fail and self._driver.read_word(self._error, stream) != 0
+        if not self._error or not self._word.value:
+            return False
+        self._word.value = 0
+        return True
+
+    def failed(self, stream: int) -> bool:
+        """The same, when all calls on a stream are done."""
+        if self._error:
+            self._driver.wait(stream)
+        return self.has_refused()
 
     def _base(self, memory: CudaMemory, groups: dict[str, Sequence[int]]) -> int:
         if memory.kind == "arena":
@@ -167,11 +182,10 @@ class CudaExecutable:
         driver = self._driver
         try:
             self._graph = driver.graph()
-            first = [driver.add_memset(self._graph, (), self._error, 4)] if self._can_fail else []
             for launch in self._plan.launches:
                 arguments = Arguments(self._codes[launch.kernel], launch.words)
                 arguments.set(self._addresses(launch, bases))
-                after = [self._nodes[number] for number in launch.after] or first
+                after = [self._nodes[number] for number in launch.after]
                 self._nodes.append(driver.add_kernel(self._graph, after, self._parameters(launch, arguments)))
                 self._arguments.append(arguments)
             self._exec = driver.instantiate(self._graph)
@@ -211,6 +225,9 @@ class CudaExecutable:
         for module in self._modules:
             self._driver.unload_module(module)
         self._modules = []
+        if self._error:
+            self._driver.free_host_word(self._error)
+            self._error = 0
 
 
 def _can_fail(code: CudaCode) -> bool:

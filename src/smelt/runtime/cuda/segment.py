@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from smelt._torch import gpu
+from smelt.diag import LateError, Span
 from smelt.runtime.cuda.executable import CudaExecutable
 from smelt.runtime.cuda.machine import Machine
 from smelt.runtime.cuda.plan import CudaPlan
@@ -37,13 +38,15 @@ class Made:
 class Forms:
     """The plans of one segment. aligned: addresses are multiples of 16; any: they may be any, made when one is not.
 
-    eager: the same computation by torch's operators, for tensors in order. results: by the plan's numbers.
+    eager: the same computation by torch's operators, for tensors in order. results: by the plan's numbers. where: the
+    line of an operator that may refuse its data.
     """
 
     aligned: CudaPlan
     any: Callable[[], CudaPlan]
     eager: Callable[[Sequence[torch.Tensor]], Sequence[Any]]
     results: tuple[Made, ...]
+    where: Span | None = None
 
 
 class Segment:
@@ -57,9 +60,10 @@ class Segment:
         self._made: dict[bool, CudaExecutable] = {}
 
     def __call__(self, *tensors: torch.Tensor) -> Sequence[Any]:
-        """The results. Raises: SmeltError (S0405), torch.OutOfMemoryError."""
+        """The results. Raises: SmeltError (S0405), LateError (S0406), torch.OutOfMemoryError."""
         index = self.machine.index
         with gpu.on(index):
+            self._tell_of_earlier()
             if gpu.is_capturing():
                 self.eager_calls += 1
                 return self.forms.eager(tensors)
@@ -72,6 +76,18 @@ class Segment:
                 self._launch(self._executable(is_aligned), addresses, made)
                 self.calls += 1
         return results
+
+    def _tell_of_earlier(self) -> None:
+        """Raise what kernels of earlier calls found: a call does not wait for its own."""
+        refused = [executable.has_refused() for executable in self._made.copy().values()]
+        if any(refused):
+            raise LateError(
+                f"an earlier call of {self.name} had an index out of range, or divided integers by zero",
+                self.forms.where,
+                why="a call returns before the GPU has done it, so that what it finds is told at a later one",
+                fix="check the indices; call torch.cuda.synchronize() behind each call to see which one it is",
+                code="S0406",
+            )
 
     def _executable(self, is_aligned: bool) -> CudaExecutable:
         found = self._made.get(is_aligned)

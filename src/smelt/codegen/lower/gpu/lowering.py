@@ -191,8 +191,13 @@ class _Body:
         if [plan.memories[place.memory].kind for place, _ in one.program.results] != ["result"] * len(results):
             raise cannot_lower(one.piece.nodes[-1], "a launch's result is no memory of its own")
         eager = partial(_eagerly, one.piece.graph(ctx.graph, one.name))
+        refusing = (n.span for k in one.program.kernels if k.kernel.source.can_fail for n in k.nodes)
         forms = Forms(
-            plan, lambda: one.unaligned().compiled(arch, cache), eager, tuple(results[n] for n in sorted(results))
+            plan,
+            lambda: one.unaligned().compiled(arch, cache),
+            eager,
+            tuple(results[n] for n in sorted(results)),
+            next(filter(None, refusing), None),
         )
         segment = Segment(one.name, self.machine, forms)
         args = tuple(ctx.slot(value) for value in one.piece.inputs)
