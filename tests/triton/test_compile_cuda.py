@@ -187,3 +187,35 @@ def test_an_index_out_of_range_is_told_at_a_later_call_and_once(gpu: FakeDriver)
     before = gpu.calls.count("launch")
     same(program(table, good), F.embedding(good, table) * 2.0)
     assert gpu.calls.count("launch") == before + 1 and "wait" not in gpu.calls
+
+
+def test_sizes_are_free_without_another_capture(gpu: FakeDriver) -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.softmax(x * 2.0 + 1.0, -1).sum(0)
+
+    program = smelt.compile(function, dynamic=True, fullgraph=True)
+    for rows in (3, 5, 4, 7, 5, 12):
+        x = drawn(rows, 8, seed=rows)
+        same(program(x), function(x))
+    stats = program.stats()
+    assert len(stats.rows) <= 2 and stats.fallbacks == {}
+    # Kernels take sizes as words: those that were loaded for one size are there for others.
+    assert gpu.calls.count("load_module") == len(gpu.modules) <= 4
+
+
+def test_a_branch_on_data_and_a_loop_wait_for_the_gpu_and_say_so(gpu: FakeDriver) -> None:
+    def function(x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            x = (x * 2.0).exp()
+        while x.sum() < 100.0:
+            x = x * 2.0 + 1.0
+        return torch.relu(x) - 1.0
+
+    program = smelt.compile(function)
+    for sign in (1.0, -1.0, 1.0, -1.0, 1.0):
+        x = drawn(4, 8).abs() * sign
+        before = gpu.calls.count("launch")
+        same(program(x), function(x))
+    assert gpu.calls.count("launch") > before + 1
+    report = smelt.explain(program, x).to_text(everything=True)
+    assert "which waits for the GPU" in report and "test_compile_cuda.py" in report

@@ -18,7 +18,8 @@ from smelt.diag import SmeltError
 from smelt.inspect.native_parts import parts_of
 from smelt.inspect.roofline import Ceilings
 from smelt.inspect.shown import Row
-from smelt.runtime.plan import Launch, Plan
+from smelt.runtime.cuda.segment import Segment
+from smelt.runtime.plan import Launch, Plan, PyCall
 from smelt.runtime.profile import ProfileRow
 
 Form = Literal["loops", "llvm", "assembly"]
@@ -60,9 +61,16 @@ def launches(unit: Unit) -> list[Launched]:
     if unit.lowered is None:
         return []
     rows = {} if unit.executable is None else {row.index: row for row in unit.executable.profile()}
-    at = [i for i, instruction in enumerate(unit.lowered.plan.instructions) if isinstance(instruction, Launch)]
+    at: list[int | None] = []
+    for index, instruction in enumerate(unit.lowered.plan.instructions):
+        if isinstance(instruction, Launch):
+            at.append(index)
+        elif isinstance(instruction, PyCall) and isinstance(instruction.fn, Segment):
+            # The time of the call is that of the CPU: the GPU's kernels are under way when it returns.
+            at.extend([None] * instruction.fn.kernels)
     reports = unit.lowered.report.kernels
-    return [Launched(report, rows.get(index)) for index, report in zip(at, reports, strict=True)]
+    found = zip(at, reports, strict=True)
+    return [Launched(report, None if index is None else rows.get(index)) for index, report in found]
 
 
 def kernel_rows(units: Sequence[Unit], ceilings: Ceilings | None = None) -> list[Row]:

@@ -186,7 +186,7 @@ def lower(
     gpu = gpu_of(graph)
     _check(graph, gpu or "cpu")
     if gpu:
-        return lower_on_gpu(graph, state, own, gpu, later=later)
+        return lower_on_gpu(graph, state, own, gpu, compiler(own), later=later)
     ready = prepared(graph, own)
     graph, chosen = ready.graph, ready.chosen
     ctx = Context(graph, state, own)

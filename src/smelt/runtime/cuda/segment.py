@@ -107,6 +107,11 @@ class Segment:
         gpu.move_generator(index, offset + draws.moved)
 
     @property
+    def kernels(self) -> int:
+        """How many kernels a launch runs."""
+        return len(self.forms.aligned.launches)
+
+    @property
     def nbytes(self) -> int:
         """What it keeps of the GPU's memory between calls."""
         return self.forms.aligned.arena_nbytes * len(self._made)

@@ -33,13 +33,14 @@ from smelt.codegen.lower.memory.sharing import view_source
 from smelt.codegen.lower.memory.views import lower_resolved, lower_unpack, lower_view
 from smelt.codegen.lower.memory.writes import lower_write, mutations
 from smelt.codegen.lower.preparing import prepared
-from smelt.codegen.lower.python.plain import is_plain
+from smelt.codegen.lower.python.plain import is_number, is_plain
 from smelt.codegen.lower.python.python_nodes import lower_python
+from smelt.codegen.lower.python.sized_block import Compile
 from smelt.codegen.lower.report import KernelReport, MemoryReport, Report
 from smelt.codegen.lower.result import Lookup, Lowered
 from smelt.codegen.triton.random import Processors
 from smelt.diag import Options, SmeltError
-from smelt.ir import STATE_OPS, Graph, Node
+from smelt.ir import STATE_OPS, Arg, Graph, Node, TensorType, Value
 from smelt.ir.sizes import current_trace
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.effects import effects
@@ -83,8 +84,10 @@ class _Builder(PlanBuilder):
         return self.empty(geometry, dtype)
 
 
-def lower_on_gpu(graph: Graph, state: Lookup, options: Options, device: str, *, later: bool) -> Lowered:
-    """The plan of a graph on a GPU.
+def lower_on_gpu(
+    graph: Graph, state: Lookup, options: Options, device: str, compiler: Compile, *, later: bool
+) -> Lowered:
+    """The plan of a graph on a GPU. compiler: of what stands in branches and loops, through which Python goes.
 
     Raises: SmeltError (S0303) where a node has no form in a plan, S0305 without a compiler of kernels, S0405 without a
         driver.
@@ -96,7 +99,8 @@ def lower_on_gpu(graph: Graph, state: Lookup, options: Options, device: str, *, 
     ready = prepared(graph, options)
     graph = ready.graph
     ctx = Context(graph, state, options)
-    ctx.builder = _Builder(device)
+    ctx.builder, ctx.compiler = _Builder(device), compiler
+    ctx.told.update(choice.which for choice in ready.chosen.values())
     for value in graph.inputs:
         ctx.add_input(value)
     made = _Body(ctx, device, found)
@@ -235,14 +239,29 @@ class _Body:
         elif not any(r.users for r in node.results) and effects(node).is_pure and not effects(node).may_throw:
             ctx.note(node, "unused")
         elif not is_plain(node) or node.op == "expect" or node.op.startswith("py."):
-            # What Python reads of the GPU's memory it waits for.
             lower_python(ctx, node)
+            if _is_awaited(node):
+                ctx.note(node, "python", f"{node.op}, which waits for the GPU")
         elif node.op == "unpack":
             lower_unpack(ctx, node)
         elif (source := view_source(node)) is not None:
             lower_view(ctx, node, source)
         elif not (node.op in _RESOLVED and lower_resolved(ctx, node)):
             dispatch(ctx, node)
+
+
+def _is_awaited(node: Node) -> bool:
+    """Whether Python reads what is in a GPU's memory: a number of a tensor, the test of a branch or a loop."""
+    nodes = [node, *(inner for region in node.regions for inner in region.walk())]
+    read = [n for n in nodes if n.op == "expect" or any(is_number(r.type) for r in n.results)]
+    tests = [arg for n in nodes if n.op in ("if", "while") for arg in (*n.args[:1], *_tests(n))]
+    values = [*(v for n in read for v in n.operands()), *tests]
+    types = [value.type for value in values if isinstance(value, Value)]
+    return any(isinstance(t, TensorType) and t.device != "cpu" for t in types)
+
+
+def _tests(node: Node) -> tuple[Arg, ...]:
+    return tuple(node.regions[0].yields[:1]) if node.op == "while" else ()
 
 
 _RESOLVED = ("aten.resolve_conj.default", "aten.resolve_neg.default")

@@ -27,7 +27,12 @@ def is_plain_type(type_: Type) -> bool:
         return all(isinstance(t, TensorType) and is_plain_type(t) for t in type_.elements)
     if not isinstance(type_, TensorType) or not type_.is_static or type_.layout != "strided":
         return False
-    return type_.device == "cpu" or type_.device.startswith("cuda")
+    return has_memory(type_.device)
+
+
+def has_memory(device: str) -> bool:
+    """Whether plans are made for tensors of a device: the CPU, or a GPU ("cuda:0")."""
+    return device == "cpu" or device.startswith("cuda")
 
 
 def is_plain(node: Node) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from smelt.codegen.lower.python.plain import is_number
+from smelt.codegen.lower.python.plain import has_memory, is_number
 from smelt.codegen.lower.python.python_steps import Bound, Step, Values, is_true, step_of, steps_of
 from smelt.codegen.lower.python.sized_block import SIZE_READS, Compile, SizedBlock
 from smelt.diag import Miss
@@ -201,7 +201,7 @@ def _is_compiled(node: Node, made: set[Value]) -> bool:
 
 
 def _is_tensor(type_: Type) -> bool:
-    return isinstance(type_, TensorType) and type_.device == "cpu" and type_.layout == "strided"
+    return isinstance(type_, TensorType) and has_memory(type_.device) and type_.layout == "strided"
 
 
 def _are_tensors(type_: Type) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from smelt.codegen.lower.python.plain import is_plain_type
+from smelt.codegen.lower.python.plain import has_memory, is_plain_type
 from smelt.codegen.lower.python.python_steps import function_of, steps_of
 from smelt.diag import InternalError, SmeltError
 from smelt.ir import FLOAT, Arg, Builder, Graph, Node, TensorType, TupleType, Value, values_in
@@ -107,17 +107,17 @@ class SizedBlock:
 
 def _key(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor):
-        return value.shape, value.stride(), value.dtype
+        return value.shape, value.stride(), value.dtype, value.device
     if type(value) is float:
         return float  # floats are arguments of what is compiled
     return type(value), value
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether compiled code takes it: a strided tensor of the CPU as it lies in memory, or a number."""
+    """Whether compiled code takes it: a strided tensor as it lies in memory, or a number."""
     if not isinstance(value, torch.Tensor):
         return isinstance(value, bool | float) or (type(value) is int and -(2**63) <= value < 2**63)
-    is_strided = value.layout == torch.strided and value.device.type == "cpu"
+    is_strided = value.layout == torch.strided and has_memory(value.device.type)
     is_tracked = value.requires_grad and torch.is_grad_enabled()
     is_exact = type(value) in (torch.Tensor, torch.nn.Parameter)
     return is_strided and is_exact and not (value.is_conj() or value.is_neg() or is_tracked)
