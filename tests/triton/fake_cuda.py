@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from smelt._torch import gpu
 from smelt.codegen.lower.gpu import GpuProgram
 from smelt.runtime.cuda import machine
 from smelt.runtime.cuda.plan import CudaPlan
@@ -75,13 +76,14 @@ def cuda(value: Any) -> Any:
 
 class Memory:
     """What was allocated so far, by its begin. stream: the one at hand. is_capturing: whether a graph is captured
-    there.
+    there. used: streams that used memory of another one.
     """
 
     def __init__(self) -> None:
         self.live: dict[int, Tensor] = {}
         self.stream = STREAM
         self.is_capturing = False
+        self.used: list[int] = []
 
     @_of_torch
     def note(self, made: Any, given: Any) -> None:
@@ -209,6 +211,8 @@ def fake_cuda() -> Iterator[Memory]:
         asked = {"_cuda_getCurrentRawStream": lambda index: memory.stream, "_cuda_getDevice": lambda: 0}
         for name, function in asked.items():
             stack.enter_context(mock.patch.object(torch._C, name, _of_torch(function), create=True))
+        used = _of_torch(lambda tensor, index: memory.used.append(memory.stream))
+        stack.enter_context(mock.patch.object(gpu, "used_here", used))
         capturing = _of_torch(lambda: memory.is_capturing)
         stack.enter_context(mock.patch.object(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", capturing))
         try:

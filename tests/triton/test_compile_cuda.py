@@ -5,6 +5,7 @@ The GPU is one that is not there (`fake_cuda`): eager's operators are the CPU's,
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -137,6 +138,7 @@ def test_another_stream_waits_for_the_last(gpu: FakeDriver) -> None:
         gpu.device.stream = stream
         program(x)
     assert gpu.calls[-2:] == ["order", "launch"] and gpu.streams[-1] == 9
+    assert gpu.device.used == [9]
 
 
 def test_a_callers_capture_gets_torchs_operators(gpu: FakeDriver) -> None:
@@ -199,8 +201,14 @@ def test_sizes_are_free_without_another_capture(gpu: FakeDriver) -> None:
         same(program(x), function(x))
     stats = program.stats()
     assert len(stats.rows) <= 2 and stats.fallbacks == {}
-    # Kernels take sizes as words: those that were loaded for one size are there for others.
+    # Kernels take sizes as words, so those of one size run for others with the same factors of two; so does the graph,
+    # whose nodes take other words and blocks.
     assert gpu.calls.count("load_module") == len(gpu.modules) <= 4
+    assert len(gpu.executables) < len(gpu.streams)
+    before = len(gpu.calls)
+    for rows in (9, 11, 13):
+        same(program(drawn(rows, 8)), function(drawn(rows, 8)))
+    assert {*gpu.calls[before:]} == {"set_kernel", "launch"}
 
 
 def test_a_branch_on_data_and_a_loop_wait_for_the_gpu_and_say_so(gpu: FakeDriver) -> None:
@@ -219,3 +227,16 @@ def test_a_branch_on_data_and_a_loop_wait_for_the_gpu_and_say_so(gpu: FakeDriver
     assert gpu.calls.count("launch") > before + 1
     report = smelt.explain(program, x).to_text(everything=True)
     assert "which waits for the GPU" in report and "test_compile_cuda.py" in report
+
+
+def test_what_no_program_needs_is_given_back(gpu: FakeDriver) -> None:
+    program, other = (compiled(lambda x: x.exp() * 2.0) for _ in range(2))
+    for _ in range(2):
+        program(drawn(8)), other(drawn(8))
+    assert len(gpu.modules) == 1 and gpu.executables
+    del program
+    gc.collect()
+    same(other(drawn(8)), drawn(8).exp() * 2.0)
+    del other
+    gc.collect()
+    assert gpu.nothing_left

@@ -41,6 +41,11 @@ def empty(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype, inde
     return torch.empty_strided(sizes, strides, dtype=dtype, device=torch.device("cuda", index))
 
 
+def used_here(tensor: torch.Tensor, index: int) -> None:
+    """Have the allocator know that the stream at hand uses a tensor's memory, which another one made."""
+    tensor.record_stream(torch.cuda.current_stream(index))
+
+
 def generator_state(index: int) -> tuple[int, int]:
     """Seed and offset of torch's generator of a device."""
     generator: Any = torch.cuda.default_generators[index]

@@ -2,6 +2,7 @@
 
     construction: load modules, add nodes, instantiate
     a call:       set the arguments of nodes whose addresses changed, then ONE launch
+    other sizes:  the same nodes take the words and blocks of another plan of the same kernels, in the same order
 
 Between two kernels of a call nothing of Python runs. Invariant: whatever fails, all that was made is destroyed, and the
 next attempt starts anew.
@@ -10,9 +11,12 @@ next attempt starts anew.
 from __future__ import annotations
 
 import ctypes
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from smelt.diag import SmeltError
 from smelt.runtime.cuda.code import CudaCode
 from smelt.runtime.cuda.driver import Driver, NodeParameters, unusable
 from smelt.runtime.cuda.plan import CudaLaunch, CudaMemory, CudaPlan
@@ -60,14 +64,26 @@ _CTYPES: Final[dict[str, Any]] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64}
 class CudaExecutable:
     """A plan that is ready to be launched. Raises: SmeltError (S0405) where the GPU cannot have it."""
 
-    def __init__(self, plan: CudaPlan, driver: Driver, allocate: Allocate, device: int = 0) -> None:
-        self._plan, self._driver = plan, driver
-        self._modules: list[int] = []
+    def __init__(
+        self,
+        plan: CudaPlan,
+        driver: Driver,
+        allocate: Allocate,
+        device: int = 0,
+        modules: Modules | None = None,
+    ) -> None:
+        self._plan, self._driver, self._allocate = plan, driver, allocate
+        self._modules = Modules(driver) if modules is None else modules
+        self._taken: list[CudaCode] = []
+        self.lock = threading.Lock()
+        self._arena = self._arena_nbytes = 0
+        self._arena_owner: Any = None
         self._graph = self._exec = 0
         self._nodes: list[int] = []
         self._arguments: list[Arguments] = []
         self._bases: tuple[int, ...] = ()
         self._stream: int | None = None
+        self.home: int | None = None  # the stream of the first call, on which memory is taken
         self._generator = self._error = 0
         self._codes = {code.name: code for code in plan.kernels}
         self._can_fail = any(_can_fail(code) for code in plan.kernels)
@@ -75,7 +91,7 @@ class CudaExecutable:
             self._check_architecture(driver.start(device))
             self._check_processors(device)
             self._functions = {code.name: self._loaded(code) for code in plan.kernels}
-            self._arena, self._arena_owner = allocate(max(plan.arena_nbytes, 1))
+            self._grow(plan.arena_nbytes)
             if self._can_fail:
                 self._error = driver.host_word()
                 self._word.value = 0
@@ -106,11 +122,28 @@ class CudaExecutable:
             )
 
     def _loaded(self, code: CudaCode) -> int:
-        self._modules.append(self._driver.load_module(code.cubin))
-        function = self._driver.function(self._modules[-1], code.name)
-        if code.shared_nbytes > FREE_SHARED:
-            self._driver.allow_shared(function, code.shared_nbytes)
+        function = self._modules.take(code)
+        self._taken.append(code)
         return function
+
+    def _grow(self, nbytes: int) -> None:
+        if self._arena_owner is None or nbytes > self._arena_nbytes:
+            self._arena, self._arena_owner = self._allocate(max(nbytes, 1))
+            self._arena_nbytes = nbytes
+
+    @property
+    def owners(self) -> tuple[Any, ...]:
+        """What owns the device's memory that calls share: the arena, and the generator's words."""
+        return (self._arena_owner,) if not self._generator else (self._arena_owner, self._generator_owner)
+
+    def adopt(self, plan: CudaPlan) -> None:
+        """Run another plan of the same structure (`CudaPlan.structure`) from now on. The caller has the lock."""
+        if plan is self._plan:
+            return
+        self._grow(plan.arena_nbytes)
+        self._plan = plan
+        # Words and blocks of all nodes are others; what is set in part is set anew in the next call.
+        self._bases = ()
 
     # --- calls
 
@@ -137,6 +170,7 @@ class CudaExecutable:
             # Both calls have the one arena.
             self._driver.order(self._stream, stream)
         self._stream = stream
+        self.home = stream if self.home is None else self.home
         if self._plan.draws is not None:
             words = [number >> shift & 0xFFFFFFFF for number in generator for shift in (0, 32)]
             self._driver.write_words(self._generator, words, stream)
@@ -195,13 +229,17 @@ class CudaExecutable:
         self._bases = bases
 
     def _change(self, bases: tuple[int, ...]) -> None:
-        """Set the arguments of the nodes that touch other addresses than in the last call."""
-        changed = {n for n, (old, new) in enumerate(zip(self._bases, bases, strict=True)) if old != new}
+        """Set the arguments of the nodes that touch other addresses than in the last call; of another plan, all."""
+        is_new = not self._bases
+        changed = {n for n, (old, new) in enumerate(zip(self._bases, bases, strict=not is_new)) if old != new}
         # What is set in part is set anew in the next call.
         self._bases = ()
         try:
-            for launch, node, arguments in zip(self._plan.launches, self._nodes, self._arguments, strict=True):
-                if not changed.isdisjoint(launch.buffers):
+            for number, (launch, node) in enumerate(zip(self._plan.launches, self._nodes, strict=True)):
+                if is_new:
+                    self._arguments[number] = Arguments(self._codes[launch.kernel], launch.words)
+                if is_new or not changed.isdisjoint(launch.buffers):
+                    arguments = self._arguments[number]
                     arguments.set(self._addresses(launch, bases))
                     self._driver.set_kernel(self._exec, node, self._parameters(launch, arguments))
         except BaseException:
@@ -222,12 +260,60 @@ class CudaExecutable:
     def close(self) -> None:
         """Destroy all that the driver made; the memory is its owner's."""
         self._drop_graph()
-        for module in self._modules:
-            self._driver.unload_module(module)
-        self._modules = []
+        while self._taken:
+            self._modules.give_back(self._taken.pop())
         if self._error:
             self._driver.free_host_word(self._error)
             self._error = 0
+
+    def __del__(self) -> None:
+        if sys.is_finalizing() or not hasattr(self, "lock"):
+            return
+        try:
+            if self._stream is not None:
+                self._driver.wait(self._stream)
+            self.close()
+        except SmeltError:
+            # A device that is lost, or a stream that is captured at the moment: nothing can be freed.
+            return
+
+
+class Modules:
+    """Kernels that are loaded, each once however many programs have it, until none has it any more."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._lock = threading.RLock()
+        self._loaded: dict[str, tuple[int, int, int]] = {}
+
+    def take(self, code: CudaCode) -> int:
+        """The function of a kernel. Raises: SmeltError (S0405); nothing is loaded then."""
+        with self._lock:
+            module, function, users = self._loaded.get(code.name, (0, 0, 0))
+            if not users:
+                module, function = self._load(code)
+            self._loaded[code.name] = module, function, users + 1
+            return function
+
+    def _load(self, code: CudaCode) -> tuple[int, int]:
+        module = self._driver.load_module(code.cubin)
+        try:
+            function = self._driver.function(module, code.name)
+            if code.shared_nbytes > FREE_SHARED:
+                self._driver.allow_shared(function, code.shared_nbytes)
+        except BaseException:
+            self._driver.unload_module(module)
+            raise
+        return module, function
+
+    def give_back(self, code: CudaCode) -> None:
+        """What `take` gave is needed by one program less."""
+        with self._lock:
+            module, function, users = self._loaded.pop(code.name)
+            if users > 1:
+                self._loaded[code.name] = module, function, users - 1
+            else:
+                self._driver.unload_module(module)
 
 
 def _can_fail(code: CudaCode) -> bool:

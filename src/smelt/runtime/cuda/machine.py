@@ -7,22 +7,43 @@ or too old is looked for again at the next compilation.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import torch
 
 from smelt._torch import gpu
 from smelt.runtime.cuda.driver import CudaDriver, Driver
+from smelt.runtime.cuda.executable import CudaExecutable, Modules
+from smelt.runtime.cuda.plan import CudaPlan
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One GPU. arch: its compute capability, 90 for 9.0. processors: its multiprocessors, and threads of each."""
+    """One GPU. arch: its compute capability, 90 for 9.0. processors: its multiprocessors, and threads of each. modules,
+    graphs: what is loaded, and what runs as one graph of the driver, as long as some program needs it.
+    """
 
     index: int
     driver: Driver
     arch: int
     processors: tuple[int, int]
+
+    modules: Modules
+    graphs: WeakValueDictionary[Hashable, CudaExecutable] = field(default_factory=WeakValueDictionary)
+
+    def executable(self, name: str, plan: CudaPlan) -> CudaExecutable:
+        """What runs a plan: the one of another plan of that name, where kernels and their order are the same.
+
+        Raises: SmeltError (S0405), torch.OutOfMemoryError.
+        """
+        key = name, plan.structure
+        found = self.graphs.get(key)
+        if found is None:
+            found = CudaExecutable(plan, self.driver, self.allocate, self.index, self.modules)
+            self.graphs[key] = found
+        return found
 
     def allocate(self, nbytes: int) -> tuple[int, torch.Tensor]:
         """Memory of torch's allocator: its address, and the tensor that owns it. Raises: torch.OutOfMemoryError."""
@@ -43,7 +64,7 @@ def machine(index: int) -> Machine:
                 _driver.append(CudaDriver())
             with gpu.on(index):
                 arch = _driver[0].start(index)
-                _made[index] = Machine(index, _driver[0], arch, _driver[0].processors(index))
+                _made[index] = Machine(index, _driver[0], arch, _driver[0].processors(index), Modules(_driver[0]))
         return _made[index]
 
 

@@ -6,7 +6,7 @@ arena that overlap included; launches that share nothing may run side by side.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -72,6 +72,12 @@ class CudaPlan:
     launches: tuple[CudaLaunch, ...]
     arena_nbytes: int
     draws: CudaDraws | None = None
+
+    @property
+    def structure(self) -> Hashable:
+        """What two plans have alike that one graph of the driver can run in turn: kernels, and who waits for whom."""
+        launches = tuple((launch.kernel, launch.after) for launch in self.launches)
+        return launches, tuple(code.name for code in self.kernels), self.draws is not None
 
     def count(self, kind: Kind) -> int:
         """How many arguments, states or results there are, those that no kernel touches left out at the end."""

@@ -50,14 +50,13 @@ class Forms:
 
 
 class Segment:
-    """Kernels that run as one launch. `calls` counts those that were launched, `eager_calls` those by operators."""
+    """Kernels that run as one launch."""
 
     def __init__(self, name: str, machine: Machine, forms: Forms) -> None:
         self.__qualname__ = self.name = name
         self.forms, self.machine = forms, machine
-        self.calls = self.eager_calls = 0
         self._lock = threading.Lock()
-        self._made: dict[bool, CudaExecutable] = {}
+        self._made: dict[bool, tuple[CudaPlan, CudaExecutable]] = {}
 
     def __call__(self, *tensors: torch.Tensor) -> Sequence[Any]:
         """The results. Raises: SmeltError (S0405), LateError (S0406), torch.OutOfMemoryError."""
@@ -65,21 +64,21 @@ class Segment:
         with gpu.on(index):
             self._tell_of_earlier()
             if gpu.is_capturing():
-                self.eager_calls += 1
                 return self.forms.eager(tensors)
             addresses = [t.data_ptr() for t in tensors]
             results = [gpu.empty(one.sizes, one.strides, one.dtype, index) for one in self.forms.results]
             made = [result.data_ptr() for result in results]
             is_aligned = not any(address % _PROMISED for address in (*addresses, *made))
+            plan, executable = self._ready(is_aligned)
             # One arena, and one set of arguments: calls of several threads come one after another.
-            with self._lock:
-                self._launch(self._executable(is_aligned), addresses, made)
-                self.calls += 1
+            with executable.lock:
+                executable.adopt(plan)
+                self._launch(executable, addresses, made)
         return results
 
     def _tell_of_earlier(self) -> None:
         """Raise what kernels of earlier calls found: a call does not wait for its own."""
-        refused = [executable.has_refused() for executable in self._made.copy().values()]
+        refused = [executable.has_refused() for _, executable in self._made.copy().values()]
         if any(refused):
             raise LateError(
                 f"an earlier call of {self.name} had an index out of range, or divided integers by zero",
@@ -89,21 +88,25 @@ class Segment:
                 code="S0406",
             )
 
-    def _executable(self, is_aligned: bool) -> CudaExecutable:
-        found = self._made.get(is_aligned)
-        if found is None:
-            plan = self.forms.aligned if is_aligned else self.forms.any()
-            machine = self.machine
-            found = self._made[is_aligned] = CudaExecutable(plan, machine.driver, machine.allocate, machine.index)
-        return found
+    def _ready(self, is_aligned: bool) -> tuple[CudaPlan, CudaExecutable]:
+        with self._lock:
+            if is_aligned not in self._made:
+                plan = self.forms.aligned if is_aligned else self.forms.any()
+                self._made[is_aligned] = plan, self.machine.executable(self.name, plan)
+            return self._made[is_aligned]
 
     def _launch(self, executable: CudaExecutable, addresses: Sequence[int], made: Sequence[int]) -> None:
         index, draws = self.machine.index, self.forms.aligned.draws
+        stream = gpu.stream_of(index)
+        if executable.home not in (None, stream):
+            # Its memory is not free again before this stream is past the launch.
+            for owner in executable.owners:
+                gpu.used_here(owner, index)
         if draws is None:
-            executable.run(addresses, (), made, gpu.stream_of(index))
+            executable.run(addresses, (), made, stream)
             return
         seed, offset = gpu.generator_state(index)
-        executable.run(addresses, (), made, gpu.stream_of(index), (seed, offset))
+        executable.run(addresses, (), made, stream, (seed, offset))
         gpu.move_generator(index, offset + draws.moved)
 
     @property
