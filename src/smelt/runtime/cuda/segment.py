@@ -83,7 +83,7 @@ class Segment:
             raise LateError(
                 f"an earlier call of {self.name} had an index out of range, or divided integers by zero",
                 self.forms.where,
-                why="a call returns before the GPU has done it, so that what it finds is told at a later one",
+                why="a call returns before the GPU has done it, so that a later one reports what it finds",
                 fix="check the indices; call torch.cuda.synchronize() behind each call to see which one it is",
                 code="S0406",
             )
