@@ -48,7 +48,7 @@ class ReplayEntry:
         self.free: frozenset[Any] = frozenset()
         self.why_fixed = ""
         self.enables_grad = False
-        self.has_gradients = False
+        self.has_gradients = self.is_on_gpu = False
         self.kept_casts: tuple[torch.Tensor, ...] = ()
 
     def on_constants(self, watch: Any) -> None: ...

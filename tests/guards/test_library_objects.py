@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import smelt
 
@@ -302,3 +303,36 @@ def test_what_the_factory_of_an_argument_changes_is_changed_at_each_call() -> No
     c, x, ids = smelt.compile(f), torch.ones(2), collections.defaultdict(itertools.count().__next__)
     for n in range(5):
         assert torch.equal(c(x, ids), x * n)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_lists_that_a_recurrent_layer_makes_anew_of_its_weights(kind: type[nn.RNNBase]) -> None:
+    """`to` makes them anew, even where nothing moves; another weight in them is another program."""
+    layer, x = kind(4, 5).eval(), torch.randn(3, 2, 4)
+    compiled = smelt.compile(layer)
+    with torch.no_grad():
+        for _ in range(4):
+            layer.to("cpu")
+            torch.testing.assert_close(compiled(x), layer(x))
+        assert compiled.stats().builds == 1
+        layer.weight_ih_l0 = nn.Parameter(torch.randn_like(layer.weight_ih_l0))
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), layer(x))
+        layer.weight_hh_l0.mul_(2)
+        layer.to("cpu")
+        torch.testing.assert_close(compiled(x), layer(x))
+        layer.double().float()
+        torch.testing.assert_close(compiled(x), layer(x))
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")
+def test_lists_that_an_export_makes_anew() -> None:
+    layer, x = nn.LSTM(4, 5).eval(), torch.randn(3, 2, 4)
+    compiled = smelt.compile(layer)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), layer(x))
+        torch.export.export(layer, (x,))
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), layer(x))
+    assert compiled.stats().builds == 1

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from smelt._torch.library.packed_sequences import pad_packed
+from smelt._torch.library.recurrent import pad_packed
 from smelt._torch.library.schemas import find_overload
 from smelt._torch.seen.dispatch import unseen
 from smelt.capture.convert.runtime import Runtime, current

@@ -213,6 +213,8 @@ class Builds:
         # A recording replaces for a while what guards look at: only behind it they tell whether a row serves the call.
         self._turns.await_recorder()
         is_replaced = self._turns.is_recorded_elsewhere()
+        if not is_replaced:
+            self._table.follow()
         if any(row not in missed and row.guards.check(args, kwargs) is None for row in self._table.rows):
             self._table.lock.release()
             return AGAIN

@@ -246,6 +246,12 @@ class Table:
             elif hasattr(owner, "table"):
                 del owner.table
 
+    def follow(self) -> None:
+        """Have rows whose layers have made lists of their weights anew go on with these."""
+        for row in self.rows:
+            if row.guards.follow():
+                self.withdraw(row)
+
     def withdraw(self, row: Row) -> None:
         """What native code knows of a row is no longer so."""
         with self._publishing:

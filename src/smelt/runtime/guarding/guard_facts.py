@@ -8,14 +8,16 @@ Invariant: the compact test holds only if every fact does. Facts on dicts, class
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from copy import copy
 from typing import Any
 
 import torch
 
 from smelt._torch.exact import same, still
+from smelt._torch.library.recurrent import MADE_ANEW
 from smelt.diag import Span
 from smelt.diag.records import record
-from smelt.runtime.guarding.fact_kinds import CONTENT, KINDS_BY_NAME, FactGroups, FactKind
+from smelt.runtime.guarding.fact_kinds import CONTENT, ITEM, KINDS_BY_NAME, FactGroups, FactKind
 
 
 @record
@@ -63,6 +65,11 @@ class FactTest:
         tensors that is as torch has it, or on what a class is."""
         return self.of_kind.is_internal(self.read)
 
+    @property
+    def is_made_anew(self) -> bool:
+        """Whether a layer makes a list of its weights anew in this place, which nothing else has."""
+        return self.read.kind == ITEM.name and self.read.key in MADE_ANEW
+
     def now(self) -> Any:
         """What its place holds at this moment."""
         return self.of_kind.now(self.read.owner, self.read.key)
@@ -77,8 +84,11 @@ class Facts:
 
     def __init__(self, reads: Iterable[Any]) -> None:
         known = [read for read in reads if read.kind in KINDS_BY_NAME]
-        self.tests = [FactTest.of(read) for read in known if not _is_constant(read)]
         self.tensors = _tensors(known)
+        self._test([FactTest.of(read) for read in known if not _is_constant(read)])
+
+    def _test(self, tests: list[FactTest]) -> None:
+        self.tests = tests
         groups = FactGroups()
         self.single = [test for test in self.tests if not test.of_kind.group(test.read, groups)]
         self.namespaces, self.identities = groups.made()
@@ -89,6 +99,30 @@ class Facts:
             if not test.holds():
                 return i
         return None
+
+    def moved(self) -> Facts | None:
+        """The facts of the lists that layers have made anew since, of the same members; None where these do not hold,
+        or there is no such list.
+        """
+        new: dict[int, Any] = {}
+        for test in self.tests:
+            if not test.is_made_anew or test.holds():
+                continue
+            now, seen = test.now(), test.seen
+            if type(now) is not list or type(seen) is not list or not same(now, seen):
+                return None
+            new[id(seen)] = now
+        if not new:
+            return None
+
+        def moved(read: Any) -> Any:
+            owner, value = new.get(id(read.owner), read.owner), new.get(id(read.value), read.value)
+            is_moved = owner is not read.owner or value is not read.value
+            return read._replace(owner=owner, value=value) if is_moved else read
+
+        found = copy(self)
+        found._test([FactTest(moved(test.read), test.alike) for test in self.tests])
+        return found if found.first_failed() is None else None
 
     def tensor_names(self) -> dict[int, str]:
         """How the program reads its tensors, by their `id`: as in `model[0].weight`."""

@@ -108,6 +108,21 @@ class GuardSet(Guarded):
         """Guard the contents of these tensors as they are now, in place of those guarded so far."""
         self.constants = Constants(constants)
         self.layouts.leave_addresses_of(constants)
+        self._write()
+
+    def follow(self) -> bool:
+        """Say of the lists that a layer has made anew, of the same weights, what was said of those before. Whether
+        there are such, and all facts hold again.
+        """
+        moved = self.facts.moved()
+        if moved is None:
+            return False
+        self.facts = moved
+        self._write()
+        return True
+
+    def _write(self) -> None:
+        """The lines of the check function."""
         scope = {**self.arguments.scope, "failed": self.first_failed}
         lines = [line for kind in PYTHON_ORDER for line in kind.lines(self, scope)]
         self.source = _FRAME.format(body="".join(f"        {line}\n" for line in lines))
