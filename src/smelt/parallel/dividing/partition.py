@@ -43,7 +43,7 @@ from smelt.ir import (
 from smelt.ops.catalogue import record_of
 from smelt.ops.catalogue.sharding import FORMS, correspondences_of
 from smelt.ops.catalogue.sharding.forming import Exchange
-from smelt.ops.catalogue.sharding.terms import is_known, laid_out, without_gaps
+from smelt.ops.catalogue.sharding.terms import is_known, laid_out
 from smelt.ops.catalogue.sharding.terms import results as result_types
 from smelt.ops.effects import alias_of, effects
 from smelt.ops.lowering import GraphEmitter
@@ -62,6 +62,7 @@ from smelt.ops.ranks.placements import (
 )  # fmt: skip
 from smelt.ops.record import Trait
 from smelt.ops.registry import arguments_of, as_call, schema_of
+from smelt.parallel.dividing.control import named_as, write_control
 from smelt.parallel.dividing.retyping import types_of
 from smelt.rewrite import Rewriter
 
@@ -190,7 +191,7 @@ class _Partitioner:
         at = self.given.get(value.name, WHOLE)
         self.inputs[value.name] = at
         made = self._param(self.made.body, value, at)
-        self._known(value, made, at)
+        self.know(value, made, at)
         if isinstance(value.type, TensorType):
             self._wished(value, at)
 
@@ -205,7 +206,8 @@ class _Partitioner:
         tensors = [v for v in node.operands() if isinstance(v.type, TensorType)] if node is not None else []
         return bool(tensors) and all(v in self.placed and self.placed[v].is_stored for v in tensors)
 
-    def _known(self, value: Value, made: Value, at: Placement) -> None:
+    def know(self, value: Value, made: Value, at: Placement) -> None:
+        """Note which value of the rank stands for one of the program."""
         if isinstance(value.type, TensorType):
             self.placed[value] = Placed(at, {at: made}, self.builder.region, is_stored=self._is_stored(value))
         elif isinstance(value.type, TupleType):
@@ -230,7 +232,7 @@ class _Partitioner:
         if node.op == "write":
             return self._write(node)
         if node.regions:
-            return self._control(node)
+            return write_control(self, node)
         if not any(isinstance(v.type, TensorType | TupleType) for v in node.operands()) or node.op == "const":
             return self._by_all(node)
         if self._formed(node):
@@ -247,7 +249,7 @@ class _Partitioner:
         form = FORMS.get(node.op) if is_known(node) else None
         found = form(self, node) if form is not None else None
         for result, (made, at) in zip(node.results, found or (), strict=found is not None):
-            self._set(result, made, at)
+            self.put(result, made, at)
         return found is not None
 
     def _stays(self, node: Node) -> bool:
@@ -260,8 +262,9 @@ class _Partitioner:
         back = self.exchanges[self.placed[value].base].back
         self.placed[value] = Placed(back, {back: self.get(value, back)}, self.builder.region)
 
-    def _set(self, value: Value, made: Value, at: Placement) -> None:
-        self._known(value, made, at)
+    def put(self, value: Value, made: Value, at: Placement) -> None:
+        """Note it, and in which placement `syncs` wants it besides."""
+        self.know(value, made, at)
         self._wished(value, at)
 
     def _wished(self, value: Value, at: Placement) -> None:
@@ -283,7 +286,7 @@ class _Partitioner:
             at = self.given.get(key[1], WHOLE)
             self.inputs[key[1]] = at
             type_ = self.local_type(node.result.type, at)
-            made = _named(self.builder.add(node.op, node.args, [type_]), node).result
+            made = named_as(self.builder.add(node.op, node.args, [type_]), node).result
             known = Placed(at, {at: made}, self.builder.region, is_stored=True)
             if key[1] in self.gathered and isinstance(at, Shard):
                 # Never used as it is stored. Where all ranks do the same with the whole, their gradients are the same;
@@ -301,9 +304,9 @@ class _Partitioner:
             return self._by_all(node)
         made, places = self.tuples[source]
         assert isinstance(made.type, TupleType)
-        elements = _named(self.builder.add("unpack", (made,), made.type.elements), node).results
+        elements = named_as(self.builder.add("unpack", (made,), made.type.elements), node).results
         for result, one, at in zip(node.results, elements, places, strict=True):
-            self._set(result, one, at)
+            self.put(result, one, at)
         return None
 
     def _write(self, node: Node) -> None:
@@ -313,24 +316,24 @@ class _Partitioner:
         made = self.builder.add(
             "write", (self.get(target, at), self.arg(value, at)), [self.local_type(node.result.type, at)]
         )
-        _named(made, node)
-        self._known(node.result, made.result, at)
+        named_as(made, node)
+        self.know(node.result, made.result, at)
 
     def _by_all(self, node: Node) -> None:
         """The node on whole tensors, by every rank."""
-        whole = self._whole_arg if not effects(node).rng else self._drawn_with
+        whole = self.whole_arg if not effects(node).rng else self._drawn_with
         args = tuple(map_values(a, whole) for a in node.args)
         kwargs = {k: map_values(a, whole) for k, a in node.kwargs.items()}
         given = [v for arg in (*args, *kwargs.values()) for v in values_in(arg)]
         types: Sequence[Type] = [r.type for r in node.results]
         if [v.type for v in given] != [v.type for v in node.operands()]:
             types = types_of(node, args, kwargs)
-        made = _named(self.builder.add(node.op, args, types, kwargs), node)
+        made = named_as(self.builder.add(node.op, args, types, kwargs), node)
         for result, value in zip(node.results, made.results, strict=True):
             if isinstance(result.type, TensorType):
-                self._set(result, value, WHOLE)
+                self.put(result, value, WHOLE)
             else:
-                self._known(result, value, WHOLE)
+                self.know(result, value, WHOLE)
 
     def _operator(self, node: Node) -> None:
         if _asks_type_only(node) and all(v in self.placed for v in node.operands()):
@@ -344,8 +347,8 @@ class _Partitioner:
     def _of_type(self, node: Node) -> None:
         """A tensor that an operand is asked for the type of alone: any part of that tells it."""
         args = [map_values(a, lambda v: self.placed[v].forms[self.placed[v].base]) for a in node.args]
-        made = _named(self.builder.add(node.op, args, [node.result.type], node.kwargs), node)
-        self._set(node.result, made.result, WHOLE)
+        made = named_as(self.builder.add(node.op, args, [node.result.type], node.kwargs), node)
+        self.put(node.result, made.result, WHOLE)
 
     def _is_divided(self, value: Value) -> bool:
         if value in self.tuples:
@@ -465,7 +468,7 @@ class _Partitioner:
             self.tuples[node.result] = (made.result, list(results))
             return
         for result, value, at in zip(node.results, made.results, results, strict=True):
-            self._set(result, value, at)
+            self.put(result, value, at)
 
     def _call(
         self, node: Node, found: Correspondence, given: Sequence[Value], results: Sequence[Placement],
@@ -487,7 +490,7 @@ class _Partitioner:
             call.update(found.local(sizes, local))
             args, kwargs = as_call(schema, call)
         made = self.emitter.node(node.op, args, kwargs)
-        return _named(made, node) if named else made
+        return named_as(made, node) if named else made
 
     # --- what forms and nodes ask for
 
@@ -509,10 +512,11 @@ class _Partitioner:
     def arg(self, arg: Arg, at: Placement, *, entered: bool = False) -> Arg:
         """An argument in a placement."""
         if isinstance(arg, Value):
-            return self.get(arg, at, entered=entered) if arg in self.placed else self._whole_arg(arg)
+            return self.get(arg, at, entered=entered) if arg in self.placed else self.whole_arg(arg)
         return map_values(arg, lambda v: self.arg(v, at, entered=entered))
 
-    def _whole_arg(self, value: Value) -> Arg:
+    def whole_arg(self, value: Value) -> Arg:
+        """The whole of a value, or of all elements of a tuple."""
         if value in self.placed:
             return self.get(value, WHOLE)
         if value in self.tuples:
@@ -524,7 +528,7 @@ class _Partitioner:
 
     def _drawn_with(self, value: Value) -> Arg:
         """What decides how many random numbers are drawn, in the program's order of memory."""
-        made = self._whole_arg(value)
+        made = self.whole_arg(value)
         if isinstance(made, Value) and isinstance(value.type, TensorType) and made.type != value.type:
             return laid_out(self.emitter, made, value.type)
         return made
@@ -659,8 +663,8 @@ class _Partitioner:
         assert node is not None
         if node.op == "unpack":
             return self._unpacked_again(value, node)
-        args = tuple(map_values(a, self._whole_arg) for a in node.args)
-        kwargs = {k: map_values(a, self._whole_arg) for k, a in node.kwargs.items()}
+        args = tuple(map_values(a, self.whole_arg) for a in node.args)
+        kwargs = {k: map_values(a, self.whole_arg) for k, a in node.kwargs.items()}
         made = self.builder.add(node.op, args, types_of(node, args, kwargs), kwargs)
         for result, one in zip(node.results, made.results, strict=True):
             if result is not value and result in self.placed:
@@ -709,112 +713,9 @@ class _Partitioner:
             sizes[0] = at.local(self.rank)
         return tuple(sizes)
 
-    # --- branches and loops
-
-    def _control(self, node: Node) -> None:
-        count = 0 if node.op == "if" else len(node.results)
-        firsts = node.args[len(node.args) - count :]
-        lead = node.args[: len(node.args) - count]
-        guess: list[Placement] = [self._carried(arg) for arg in firsts] if count else [WHOLE] * len(node.results)
-        settled: set[int] = set()
-        while True:
-            made = self._attempt(node, lead, firsts, guess)
-            ends = self._regions(node, made, guess)
-            found = [self._joined(i, at, ends[i], settled) for i, at in enumerate(guess)]
-            if found == guess:
-                break
-            assert made.parent is not None
-            for region in made.regions:
-                region.set_yields(())
-            _discard(made)
-            guess = found
-        for result, value, at in zip(node.results, made.results, guess, strict=True):
-            if isinstance(result.type, TensorType):
-                self._set(result, value, at)
-            else:
-                self._known(result, value, WHOLE)
-
-    def _joined(self, number: int, at: Placement, ends: Sequence[Placement], settled: set[int]) -> Placement:
-        """In which placement a result is handed on. ends: in which the regions come to it; settled: those, by number,
-        that have been tried in another one."""
-        if all(end == at for end in ends) or number in settled:
-            return at
-        one = ends[0]
-        if isinstance(at, Replicate) and isinstance(one, Shard) and all(end == one for end in ends):
-            return one
-        settled.add(number)
-        return WHOLE
-
-    def _carried(self, arg: Arg) -> Placement:
-        at = self.placement(arg) if isinstance(arg, Value) else WHOLE
-        return at if isinstance(at, Shard) else WHOLE
-
-    def _attempt(self, node: Node, lead: Sequence[Arg], firsts: Sequence[Arg], guess: Sequence[Placement]) -> Node:
-        args = [map_values(a, self._whole_arg) for a in lead]
-        types = [self._carried_type(r.type, at) for r, at in zip(node.results, guess, strict=True)]
-        if firsts:
-            args += [self._fitted(arg, at, to) for arg, at, to in zip(firsts, guess, types, strict=True)]
-        return _named(self.builder.add(node.op, args, types, node.kwargs), node)
-
-    def _carried_type(self, type_: Type, at: Placement) -> Type:
-        """The type of what branches and loops hand on: without gaps in memory."""
-        local = self.local_type(type_, at)
-        is_whole = isinstance(local, TensorType) and local.is_static
-        return without_gaps(local) if is_whole and isinstance(local, TensorType) else local
-
-    def _fitted(self, arg: Arg, at: Placement, type_: Type | None) -> Arg:
-        """An argument in a placement, in the memory order of a type."""
-        made = self.arg(arg, at)
-        is_other = isinstance(made, Value) and isinstance(type_, TensorType) and made.type != type_
-        if is_other and isinstance(made, Value) and isinstance(type_, TensorType) and type_.is_static:
-            same = isinstance(made.type, TensorType) and made.type.shape == type_.shape
-            return laid_out(self.emitter, made, type_) if same else made
-        return made
-
-    def _regions(self, node: Node, made: Node, guess: Sequence[Placement]) -> list[list[Placement]]:
-        """Write the regions; in which placements they come to each result."""
-        ends: list[list[Placement]] = [[] for _ in guess]
-        for region in node.regions:
-            inner = self.builder.add_region(made)
-            with self.builder.inside(inner):
-                self._params(region, inner, guess if node.op != "if" else ())
-                self.body(region)
-                if node.op == "while" and region is node.regions[0]:
-                    inner.set_yields(tuple(self.arg(arg, WHOLE) for arg in region.yields))
-                    continue
-                for end, arg in zip(ends, region.yields, strict=True):
-                    end.append(self.placement(arg) if isinstance(arg, Value) else WHOLE)
-                given = zip(region.yields, guess, (r.type for r in made.results), strict=True)
-                inner.set_yields(tuple(self._fitted(arg, at, to) for arg, at, to in given))
-        return ends
-
-    def _params(self, region: Region, inner: Region, guess: Sequence[Placement]) -> None:
-        lead = len(region.params) - len(guess)
-        for i, param in enumerate(region.params):
-            at = guess[i - lead] if i >= lead else WHOLE
-            made = self.builder.add_param(inner, "", self._carried_type(param.type, at))
-            made.name = param.name
-            self._known(param, made, at)
-
 
 def _asks_type_only(node: Node) -> bool:
     """Whether the result's sizes are among the arguments, and its elements, too."""
     record = record_of(node.op)
     is_new = node.op.startswith("aten.new_") and record is not None and Trait.TYPE_ONLY in record.traits
     return is_new and len(node.results) == 1 and not any(list(values_in(a)) for a in node.kwargs.values())
-
-
-def _named(made: Node, node: Node) -> Node:
-    """A node with its results named as those of the program's."""
-    for new, old in zip(made.results, node.results, strict=True):
-        new.name = old.name
-    return made
-
-
-def _discard(node: Node) -> None:
-    for region in node.regions:
-        for inner in list(reversed(list(region))):
-            _discard(inner)
-    node.drop_arguments()
-    if node.parent is not None:
-        node.parent.remove(node)
