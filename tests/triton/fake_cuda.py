@@ -11,6 +11,7 @@ compared with eager's answer. The device is what the process believes in only in
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -185,8 +186,37 @@ class _Guard:
         )
         for slot, function in enumerate(self._functions):
             self._table[slot] = ctypes.cast(function, ctypes.c_void_p).value
+        for slot in (5, 6, 9):  # getStream, getDefaultStream, exchangeStream
+            self._table[slot] = _STREAM[1]
         self._object = ctypes.c_void_p(ctypes.addressof(self._table))
         self.address = ctypes.addressof(self._object)
+
+
+def _code(machine_code: bytes) -> tuple[mmap.mmap, int]:
+    """Machine code that may be run, and its address: for what Python cannot return, and threads without Python."""
+    memory = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    memory.write(machine_code)
+    return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+_TRUE = _code(b"\xb8\x01\x00\x00\x00\xc3")  # mov eax, 1; ret
+_STREAM = _code(b"\xb8\x01\x00\x00\x00\x31\xd2\xc3")  # the default stream of CUDA's device 0; xor edx, edx
+
+
+@contextmanager
+def _accelerator(library: ctypes.CDLL) -> Iterator[None]:
+    """Let autograd find an accelerator that is built, is available and has a context."""
+    hooks = library._ZN2at6detail12getCUDAHooksEv
+    hooks.restype = ctypes.c_void_p
+    table = ctypes.c_void_p.from_address(hooks())
+    before = table.value
+    known = (ctypes.c_void_p * 128)(*(ctypes.c_void_p * 128).from_address(before or 0))
+    known[2] = known[3] = known[4] = _TRUE[1]
+    table.value = ctypes.addressof(known)
+    try:
+        yield
+    finally:
+        table.value = before
 
 
 @contextmanager
@@ -201,6 +231,7 @@ def fake_cuda() -> Iterator[Memory]:
     guard = _Guard(registry[_META])
     registry[1] = guard.address
     with ExitStack() as stack:
+        stack.enter_context(_accelerator(ctypes.CDLL(str(folder / "libtorch_cpu.so"))))
         every, aten = torch.library.Library("_", "IMPL", "CUDA"), torch.library.Library("aten", "IMPL", "CUDA")
         stack.callback(every._destroy)
         stack.callback(aten._destroy)

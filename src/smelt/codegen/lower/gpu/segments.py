@@ -54,8 +54,11 @@ def pieces(graph: Graph, device: str, left_out: Collection[Node], statics: Stati
     layers: dict[tuple[int, int], list[Node]] = {}
     at: dict[Node, int] = {}
     epoch = drawn = 0
+    before: set[Value] = set()
     for node in graph.body:
-        if node.results and all(map(statics.is_static, node.results)):
+        # What is static by its operand's type alone (`ones_like`) still stands behind that operand.
+        if node.results and all(map(statics.is_static, node.results)) and before.issuperset(node.operands()):
+            before.update(node.results)
             continue
         level = max((at.get(v.node, 0) for v in used_values(node) if v.node is not None), default=0)
         is_view = view_source(node) is not None and node.op != "write"
