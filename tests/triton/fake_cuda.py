@@ -145,7 +145,7 @@ def _fallback(memory: Memory) -> Any:
             if isinstance(target, Tensor) and there[name].shape != target.shape:
                 target.data = cuda(there[name])
                 memory.note(target, ())
-        return targets[0] if len(targets) == 1 else tuple(targets)
+        return targets[0] if len(op._schema.returns) == 1 else tuple(targets)
 
     return run
 
@@ -242,6 +242,9 @@ def fake_cuda() -> Iterator[Memory]:
         asked = {"_cuda_getCurrentRawStream": lambda index: memory.stream, "_cuda_getDevice": lambda: 0}
         for name, function in asked.items():
             stack.enter_context(mock.patch.object(torch._C, name, _of_torch(function), create=True))
+        said = {"is_available": lambda: True, "device_count": lambda: 1, "is_bf16_supported": lambda *args: True}
+        for name, function in said.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, _of_torch(function)))
         used = _of_torch(lambda tensor, index: memory.used.append(memory.stream))
         stack.enter_context(mock.patch.object(gpu, "used_here", used))
         capturing = _of_torch(lambda: memory.is_capturing)

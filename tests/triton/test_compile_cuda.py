@@ -5,6 +5,7 @@ The GPU is one that is not there (`fake_cuda`): eager's operators are the CPU's,
 
 from __future__ import annotations
 
+import copy
 import gc
 import warnings
 from collections.abc import Callable, Iterator
@@ -240,3 +241,55 @@ def test_what_no_program_needs_is_given_back(gpu: FakeDriver) -> None:
     del other
     gc.collect()
     assert gpu.nothing_left
+
+
+@pytest.mark.parametrize(("momentum", "most"), [(0.0, 1), (0.9, 3)])
+def test_a_whole_training_step_is_launches_alone(gpu: FakeDriver, momentum: float, most: int) -> None:
+    def stepping(model: nn.Module) -> Callable[[Tensor], Tensor]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+
+        def step(x: Tensor) -> Tensor:
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+    ours = nn.Sequential(nn.Linear(16, 12), nn.GELU(), nn.LayerNorm(12), nn.Linear(12, 4)).cuda()
+    eager = copy.deepcopy(ours)
+    program, step = smelt.compile(stepping(ours)), stepping(eager)
+    for seed in range(5):
+        before = len(gpu.calls)
+        same(program(drawn(4, 16, seed=seed)), step(drawn(4, 16, seed=seed)))
+    # A write divides what stands before it from what stands behind it.
+    assert 1 <= gpu.calls[before:].count("launch") <= most
+    assert program.stats().rows[0].entry.lowered.report.counts.keys() <= {"kernel", "view", "static", "state", "copy"}
+    for mine, theirs in zip(ours.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(mine.detach().cpu(), theirs.detach().cpu(), rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_go_back_by_one_launch(gpu: FakeDriver) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            h = torch.tanh(self.inner(x))
+            return h * 2.0, h.t().exp()
+
+    ours, eager = Two().cuda(), Two().cuda()
+    eager.load_state_dict(ours.state_dict())
+    program = smelt.compile(ours)
+    # Of one result only, of both, and a gradient that lies otherwise than its result.
+    for seed, loss in enumerate((lambda a, b: a.sum(), lambda a, b: (a * b.t()).sum(), lambda a, b: b.t().sum())):
+        x, y = (drawn(6, 8, seed=seed).requires_grad_() for _ in range(2))
+        program(x)
+        found, want = loss(*program(x)), loss(*eager(y))
+        before = gpu.calls.count("launch")
+        found.backward(), want.backward()
+        assert gpu.calls.count("launch") == before + 1
+        same((x.grad, ours.inner.weight.grad), (y.grad, eager.inner.weight.grad))
+        ours.zero_grad(), eager.zero_grad()

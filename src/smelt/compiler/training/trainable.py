@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 
 from smelt._torch.autocast import no_autocast
-from smelt._torch.plain import is_plain
+from smelt._torch.plain import is_plain_anywhere
 from smelt._torch.seen.leaves import is_leaf
 from smelt._torch.storage import same_storage
 from smelt.autodiff import Joint, Watched, certain_values, extract, halves, joint_graph, watched
@@ -127,7 +127,9 @@ class Trainable:
         joint = self._joint
         given = joint.graph.inputs[joint.given : joint.given + len(self.differentiated)]
         types = [tensor_type(value) for value in given]
-        self._layouts = [(type_.sizes, type_.steps, dtype_to_torch(type_.dtype)) for type_ in types]
+        self._layouts = [
+            (type_.sizes, type_.steps, dtype_to_torch(type_.dtype), torch.device(type_.device)) for type_ in types
+        ]
         kept = set(found.kept)
         self.others = tuple(i for i in range(len(graph.inputs)) if i not in kept)
         inputs, outputs = (frozenset(), frozenset()) if watch is None else (watch.inputs, watch.outputs)
@@ -256,11 +258,11 @@ class Trainable:
     def _laid_out(self, grads: Tensors) -> list[Any]:
         """Gradients of results as the plan takes them: row-major ones, mostly; zeros where a result has none."""
         found = []
-        for grad, (sizes, steps, dtype) in zip(grads, self._layouts, strict=True):
+        for grad, (sizes, steps, dtype, device) in zip(grads, self._layouts, strict=True):
             if grad is None:
-                grad = torch.zeros(sizes, dtype=dtype)
-            elif grad.stride() != steps and grad.numel() and is_plain(grad):
-                made = torch.empty_strided(sizes, steps, dtype=grad.dtype)
+                grad = torch.zeros(sizes, dtype=dtype, device=device)
+            elif grad.stride() != steps and grad.numel() and is_plain_anywhere(grad):
+                made = torch.empty_strided(sizes, steps, dtype=grad.dtype, device=device)
                 grad = made.copy_(grad)  # of one with a history the copy has it, too
             found.append(grad)
         return found
@@ -268,7 +270,7 @@ class Trainable:
 
 def _are_plain(grads: Tensors) -> bool:
     """Whether a plan can read them: batches of `vmap` and sparse ones are for torch's operators."""
-    return all(grad is None or is_plain(grad) for grad in grads)
+    return all(grad is None or is_plain_anywhere(grad) for grad in grads)
 
 
 class _Node(torch.autograd.Function):
