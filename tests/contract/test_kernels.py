@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from smelt.codegen.contract.dots import HEIGHTS
 from smelt.codegen.contract.gemm import Right
 from smelt.codegen.contract.packing import Packing, TilePacking, packing_source, tile_packing_source
-from smelt.codegen.contract.tiling import tiling_for
+from smelt.codegen.contract.planning import lines_asked
+from smelt.codegen.contract.tile import TURN
+from smelt.codegen.contract.tiling import LINE_NBYTES, tiling_for
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.lower.products.packed_weight import packed_by_torch, tiles_by_torch, tiles_in_rows, unpacked
 from tests.contract.harness import DTYPES, isas, lying, normal, product, rms, run_items
@@ -197,3 +200,20 @@ def test_packing_of_tiles(isa: Isa, dtype: torch.dtype) -> None:
         run_items(tile_packing_source(tiling), isa, (stored, made), packing.words(m), 0, [(0, packing.items)])
         assert torch.equal(tiles_in_rows(made, packing), stored.t())
         assert torch.equal(tiles_in_rows(tiles_by_torch(stored.t(), packing), packing), stored.t())
+
+
+@pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
+def test_the_tiles_of_few_rows_ask_for_all_of_the_next_block(isa: Isa) -> None:
+    tiling = tiling_for(isa, DTYPES[torch.float32])
+    assert tiling is not None
+    read = TURN * tiling.packed.row_nbytes
+    for rows in range(1, 130):
+        tiles, lines = -(-rows // tiling.rows), lines_asked(tiling, rows)
+        assert tiles * lines * LINE_NBYTES >= read
+        assert lines == 1 or tiles * (lines - 1) * LINE_NBYTES < read
+    for rows in (tiling.rows - 1, tiling.rows + 1, 3 * tiling.rows, 30 * tiling.rows + 1):
+        if rows > max(HEIGHTS):
+            text = product(isa, "packed", normal(rows, 8), normal(64, 8), torch.empty(rows, 64)).source.text
+            tiles = text.split("define internal void @tile.")[1:]
+            asked = [tile.split("\n}")[0].count("call void @llvm.prefetch") for tile in tiles]
+            assert set(asked) == {lines_asked(tiling, rows) * tiling.vectors // tiling.packed.vectors}

@@ -24,11 +24,11 @@ from typing import Literal
 
 from smelt.codegen.contract.driver import Driver, Part
 from smelt.codegen.contract.epilogue import Epilogue
-from smelt.codegen.contract.integers import ceil_div, minimum
+from smelt.codegen.contract.integers import ceil_div, maximum, minimum
 from smelt.codegen.contract.module import module_text
 from smelt.codegen.contract.panels import pack_call, pack_columns, pack_rows
 from smelt.codegen.contract.tile import Walk, tile_call, tile_function
-from smelt.codegen.contract.tiling import BLOCK, Tiling
+from smelt.codegen.contract.tiling import BLOCK, Tiling, paired_rest
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.llvm.text import FunctionText
@@ -46,7 +46,8 @@ class Gemm:
 
     unit: `left_k` is 1. tiled: the left matrix is packed in tiles ([tile][k][row]): `left_row` is K, `left_k` the rows
     of a tile, and an item's rows are whole tiles. whole_rows: each item's rows are tiles of the greatest height.
-    widths: how many registers the columns of items fill, ascending; all that there can be, where it is empty.
+    widths: how many registers the columns of items fill, ascending; all that there can be, where it is empty. lines:
+    how many of each panel a tile asks for with each turn.
     """
 
     tiling: Tiling
@@ -56,13 +57,15 @@ class Gemm:
     tiled: bool = False
     whole_rows: bool = False
     widths: tuple[int, ...] = ()
+    lines: int = 1
 
     @property
     def walk(self) -> Walk:
         """How tiles go along K."""
         is_packed = self.right == "packed"
         is_ahead = is_packed and self.tiling.kind != "pairs"
-        return Walk(self.unit, dense=self.right != "rows", ahead=is_ahead, tiled=self.tiled, packed=is_packed)
+        is_dense = self.right != "rows"
+        return Walk(self.unit, dense=is_dense, ahead=is_ahead, tiled=self.tiled, packed=is_packed, lines=self.lines)
 
     @property
     def scratch_nbytes(self) -> int:
@@ -164,12 +167,15 @@ class GemmDriver(Driver):
                 self._strips(columns, **{**arguments, "a": pairs, "a_row": "4", "a_k": "4", "b": last, "k": "1"})
 
     def _ahead(self, b: str, groups: str, rows: str) -> dict[str, str]:
-        """What tiles ask for: the block behind the one at hand, be it the next panel's, once by all tiles together."""
+        """What tiles ask for, once by all of them together: as much as the block at hand, one of `BLOCK` terms further,
+        which may be in the next panel.
+        """
         fn, row_nbytes = self.fn, self.panel.row_nbytes
         if not self.walk.ahead:
             return {"next": "null", "next_step": "0"}
         step = ceil_div(fn, str(row_nbytes * self.walk.turn), ceil_div(fn, rows, str(self.tiling.rows)))
-        return {"next": fn.gep("i8", b, fn.mul(groups, row_nbytes)), "next_step": step}
+        distance = maximum(fn, groups, str(BLOCK // self.tiling.group))
+        return {"next": fn.gep("i8", b, fn.mul(distance, row_nbytes)), "next_step": step}
 
     def _panel_block(self, k: str, count: str, right: str, columns: str) -> tuple[str, str]:
         """Where the block's rows of the panel lie, and the bytes between them (between groups in bf16)."""
@@ -230,28 +236,46 @@ def strip_call(width: int, **a: str) -> str:
 
 
 def strip_function(tiling: Tiling, width: int, heights: Sequence[int], walk: Walk) -> FunctionText:
-    """All rows of a panel: tiles of the greatest height, then the lowest that holds what is left."""
+    """All rows of a panel: tiles of the greatest height, then the lowest that holds what is left (or `paired_rest`)."""
     fn = FunctionText(f"strip.{width}", _STRIP_PARAMETERS, result="internal void")
     names = {"a_row": "%a.row", "a_k": "%a.k", "b": "%b", "b_k": "%b.k", "b_panel": "%b.panel", "k": "%k",
              "next_step": "%next.step"}  # fmt: skip
     nbytes = tiling.panel * tiling.sum_nbytes
     asked = fn.mul(fn.let(f"udiv i64 %k, {walk.turn}", "i"), "%next.step")
-    with fn.loop(0, "%height", heights[0], [("ptr", "%next")]) as row:
-        (following,) = row.carried
-        following.next = fn.let(f"getelementptr i8, ptr {following.now}, i64 {asked}", "p")
-        a = fn.gep("i8", "%a", fn.mul(row.index, "%a.row"))
-        sums = fn.gep("i8", "%sums", fn.mul(row.index, nbytes))
-        left = fn.let(f"sub nsw i64 %height, {row.index}", "i")
-        done = fn.fresh("tiled")
-        for lower, height in zip((*heights[1:], 0), heights, strict=True):
-            here, further = fn.fresh("high"), fn.fresh("lower")
-            if lower:
-                high = fn.let(f"icmp sgt i64 {left}, {lower}", "b")
-                fn.do(f"br i1 {high}, label %{here}, label %{further}")
-                fn.label(here)
-            fn.do(tile_call(height, width, a=a, sums=sums, height=left, next=following.now, **names))
-            fn.do(f"br label %{done}")
-            if lower:
-                fn.label(further)
-        fn.label(done)
+    split, even = ("%height", ()) if walk.tiled else _split(fn, heights)
+    following, loops = "%next", [("0", split, heights)]
+    if even:
+        loops.append((split, "%height", even))
+    for first, last, used in loops:
+        with fn.loop(first, last, used[0], [("ptr", following)]) as row:
+            (asking,) = row.carried
+            asking.next = fn.let(f"getelementptr i8, ptr {asking.now}, i64 {asked}", "p")
+            a = fn.gep("i8", "%a", fn.mul(row.index, "%a.row"))
+            sums = fn.gep("i8", "%sums", fn.mul(row.index, nbytes))
+            left = fn.let(f"sub nsw i64 %height, {row.index}", "i")
+            done = fn.fresh("tiled")
+            for lower, height in zip((*used[1:], 0), used, strict=True):
+                here, further = fn.fresh("high"), fn.fresh("lower")
+                if lower:
+                    high = fn.let(f"icmp sgt i64 {left}, {lower}", "b")
+                    fn.do(f"br i1 {high}, label %{here}, label %{further}")
+                    fn.label(here)
+                fn.do(tile_call(height, width, a=a, sums=sums, height=left, next=asking.now, **names))
+                fn.do(f"br label %{done}")
+                if lower:
+                    fn.label(further)
+            fn.label(done)
+        following = asking.last
     return fn
+
+
+def _split(fn: FunctionText, heights: Sequence[int]) -> tuple[str, tuple[int, ...]]:
+    """The row from which there are two tiles of the second height, and that height; nothing where there are never."""
+    rest = paired_rest(heights)
+    if not rest:
+        return "%height", ()
+    both = 2 * heights[1]
+    fits = fn.let(f"icmp eq i64 {fn.let(f'urem i64 %height, {heights[0]}', 'i')}, {rest}", "b")
+    wanted = fn.let(f"and i1 {fits}, {fn.let(f'icmp sge i64 %height, {both}', 'b')}", "b")
+    before = fn.let(f"sub nsw i64 %height, {both}", "i")
+    return fn.let(f"select i1 {wanted}, i64 {before}, i64 %height", "i"), (heights[1],)

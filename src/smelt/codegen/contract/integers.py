@@ -21,3 +21,9 @@ def div_rem(fn: FunctionText, a: str, b: str) -> tuple[str, str]:
     """Quotient and remainder; a not negative, b positive."""
     quotient = fn.let(f"udiv i64 {a}, {b}", "i")
     return quotient, fn.let(f"sub nsw i64 {a}, {fn.mul(quotient, b)}", "i")
+
+
+def maximum(fn: FunctionText, a: str, b: str) -> str:
+    """The greater of two signed values."""
+    less = fn.let(f"icmp slt i64 {a}, {b}", "b")
+    return fn.let(f"select i1 {less}, i64 {b}, i64 {a}", "i")

@@ -22,8 +22,8 @@ from smelt.codegen.contract.lines import MAX_COLUMNS, Lines, lines_source
 from smelt.codegen.contract.packing import Packing, TilePacking
 from smelt.codegen.contract.parts import COLUMNS, Joined, joined_source
 from smelt.codegen.contract.problem import Problem
-from smelt.codegen.contract.tile import chains_of
-from smelt.codegen.contract.tiling import BLOCK, Tiling, tiling_for
+from smelt.codegen.contract.tile import TURN, chains_of
+from smelt.codegen.contract.tiling import BLOCK, LINE_NBYTES, Tiling, paired_rest, tiling_for
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.ir import DType
@@ -338,6 +338,7 @@ def _gemm(
     gemm = Gemm(
         tiling, right, bound.epilogue, unit=is_one(problem.left_k), tiled=tiled,
         whole_rows=_are_multiples(tiling.rows, problem.m, rows), widths=_widths(tiling, problem.n),
+        lines=lines_asked(tiling, rows if type(rows) is int else problem.m),
     )  # fmt: skip
     filled = replace(problem, block_rows=rows, block_terms=terms)
     if right == "rows":
@@ -346,6 +347,15 @@ def _gemm(
         filled = replace(filled, right_panel=tiling.panel * problem.right_step)
     words = (*filled.words(), *bound.words)
     return ProductPlan(gemm_source(gemm, isa), words, items, item_ns, gemm.scratch_nbytes, right)
+
+
+@blind
+def lines_asked(tiling: Tiling, rows: int) -> int:
+    """Lines of each packed panel that a tile asks for with each turn, so that the tiles of so many rows together ask
+    for all of the next block: fewer tiles ask for more.
+    """
+    read = _ceil(TURN * tiling.packed.row_nbytes, LINE_NBYTES)
+    return next((lines for lines in range(1, read) if rows > (_ceil(read, lines) - 1) * tiling.rows), read)
 
 
 def _widths(tiling: Tiling, n: int) -> tuple[int, ...]:
@@ -401,6 +411,9 @@ def _tiled_rows(tiling: Tiling, m: int, block: int) -> int:
     total = 0
     for rows in (block,) * (m // block) + (m % block,):
         rest = rows % tiling.rows
+        if rest == paired_rest(tiling.heights) and rows > tiling.rows:
+            total += rows
+            continue
         total += rows - rest + (max(2, min(h for h in tiling.heights if h >= rest)) if rest else 0)
     return total
 

@@ -4,8 +4,8 @@
 
 of panels that lie `b.panel` apart, where the matrix is packed in narrower ones.
 
-The whole tile takes several k at a turn, and with each turn asks for a line of what is read next, so that weights come
-from memory while others are multiplied.
+Tiles take several k at a turn, and with each turn ask for lines of what is read next, so that weights come from memory
+while others are multiplied.
 
 Invariant: a row beyond %rows reads the last row's elements instead and its sums mean nothing, so one tile serves fewer
 rows than its own and reads nothing outside the matrix.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from smelt.codegen.contract.tiling import Tiling
+from smelt.codegen.contract.tiling import LINE_NBYTES, Tiling
 from smelt.codegen.contract.vectors import prefetch, splat
 from smelt.codegen.llvm.text import FunctionText
 
@@ -23,7 +23,8 @@ _PARAMETERS = (
     "ptr %a, i64 %a.row, i64 %a.k, ptr %b, i64 %b.k, i64 %b.panel, i64 %k, ptr %sums, i64 %rows, ptr %next, "
     "i64 %next.step"
 )
-_TURN = 4
+TURN = 4
+"""Groups of K that a tile takes at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Walk:
 
     unit: elements of the left matrix lie side by side; dense: rows of the right matrix do; ahead: lines are asked for.
     tiled: a tile's rows of the left matrix lie side by side instead, one k after the other, whole tiles of them.
-    packed: the right matrix is packed, in panels of `Tiling.packed`.
+    packed: the right matrix is packed, in panels of `Tiling.packed`. lines: how many of each panel a turn asks for.
     """
 
     unit: bool
@@ -40,6 +41,7 @@ class Walk:
     ahead: bool
     tiled: bool = False
     packed: bool = False
+    lines: int = 1
 
     def panel(self, tiling: Tiling) -> Tiling:
         """How the right matrix lies that a tile goes along."""
@@ -47,8 +49,8 @@ class Walk:
 
     @property
     def turn(self) -> int:
-        """Groups of K that the whole tile takes at once; one if each needs an address of its own."""
-        return _TURN if self.unit or self.tiled else 1
+        """`TURN`, or one if each needs an address of its own."""
+        return TURN if self.unit or self.tiled else 1
 
 
 def tile_name(rows: int, vectors: int) -> str:
@@ -73,14 +75,15 @@ def tile_function(tiling: Tiling, rows: int, vectors: int, walk: Walk) -> Functi
     is_whole = (rows, vectors) == (tiling.rows, tiling.vectors)
     chains = chains_of(tiling, rows, vectors)
     # Of whole numbers LLVM adds the products of a turn up first, for which there are no registers.
-    turn = 1 if is_whole and tiling.kind == "pairs" else walk.turn if is_whole else chains
+    is_asking = walk.ahead and vectors == tiling.vectors
+    turn = 1 if is_whole and tiling.kind == "pairs" else walk.turn if is_whole or is_asking else chains
     carried = [("i64", "0"), ("ptr", "%b"), *[(tiling.vector, "zeroinitializer")] * (rows * vectors * chains)]
     parts = [("0", "%k", 1)]
     if turn > 1:
         middle = fn.let(f"and i64 %k, {-turn}", "i")
         parts = [("0", middle, turn), (middle, "%k", 1)]
     for first, last, count in parts:
-        ahead = [("ptr", "%next")] if is_whole and walk.ahead and count == turn else []
+        ahead = [("ptr", "%next")] if is_asking and count == turn else []
         with fn.loop(first, last, count, [*carried, *ahead]) as loop:
             state = loop.carried[: len(carried)]
             now = [one.now for one in state]
@@ -92,7 +95,8 @@ def tile_function(tiling: Tiling, rows: int, vectors: int, walk: Walk) -> Functi
                 one.next = value
             for one in loop.carried[len(carried) :]:
                 for line in _panels(fn, one.now, tiling.vectors // walk.panel(tiling).vectors):
-                    prefetch(fn, line)
+                    for i in range(walk.lines):
+                        prefetch(fn, fn.gep("i8", line, i * LINE_NBYTES) if i else line)
                 one.next = fn.let(f"getelementptr i8, ptr {one.now}, i64 %next.step", "p")
         carried = [(one.type, one.last) for one in state]
     sums, plus = [one.last for one in state[2:]], "add" if tiling.is_integer else "fadd"

@@ -6,6 +6,7 @@ set, so that its error is that of the best libraries: one chain over K = 3072 ha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -97,6 +98,16 @@ class Tiling:
     def row_nbytes(self) -> int:
         """Bytes of a packed panel for one group of K; but for pairs, those of a row of sums, too."""
         return self.panel * self.right_nbytes
+
+
+def paired_rest(heights: Sequence[int]) -> int:
+    """How many rows behind whole tiles are computed with the last of these by two tiles of the second height, since no
+    height is theirs; 0 where there are none such. Of heights 6, 4 and 1 two: 4 and 4, not 6 and 4 for 2.
+    """
+    if len(heights) < 2:
+        return 0
+    rest = 2 * heights[1] - heights[0]
+    return rest if rest > 0 and rest not in heights else 0
 
 
 def tiling_for(isa: Isa, dtype: DType) -> Tiling | None:
