@@ -75,17 +75,18 @@ def _runs(name: str) -> Any:
 
 def _alike(found: Any, wanted: Any) -> None:
     """Tensors of both in order: the classes of results are not at hand in the other process."""
-    one, other = _tensors(found), _tensors(wanted)
+    one, other = leaves(found), leaves(wanted)
     assert len(one) == len(other) > 0
     for a, b in zip(one, other, strict=True):
         agree(a, b)
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def leaves(value: Any) -> list[torch.Tensor]:
+    """The tensors of a result, in order."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in _tensors(item)]
+        return [leaf for item in value.values() for leaf in leaves(item)]
     if isinstance(value, (list, tuple)):
-        return [leaf for item in value for leaf in _tensors(item)]
-    return [leaf for item in vars(value).values() for leaf in _tensors(item)] if hasattr(value, "__dict__") else []
+        return [leaf for item in value for leaf in leaves(item)]
+    return [leaf for item in vars(value).values() for leaf in leaves(item)] if hasattr(value, "__dict__") else []
