@@ -15,6 +15,7 @@ import ctypes
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from itertools import zip_longest
 from typing import Any, TypeAlias, get_args
 
 import torch
@@ -284,8 +285,12 @@ def value_of(steps: Steps, given: Given, limit_nbytes: int) -> torch.Tensor | No
 
 
 def _nbytes(args: Sequence[Any]) -> int:
-    """The memory of a result over operands that are broadcast, at most; of 8 bytes an element."""
-    return 8 * math.prod(torch.broadcast_shapes(*(arg.shape for arg in args if isinstance(arg, torch.Tensor))))
+    """The memory of a result over operands that are broadcast, at most; of 8 bytes an element.
+
+    Not by `torch.broadcast_shapes`, which imports sympy: 300 ms of a first call.
+    """
+    shapes = [tuple(reversed(arg.shape)) for arg in args if isinstance(arg, torch.Tensor)]
+    return 8 * math.prod(max(sizes) for sizes in zip_longest(*shapes, fillvalue=1))
 
 
 def filters_of(filtered: Filtered, given: Given) -> torch.Tensor | None:
