@@ -49,13 +49,13 @@ from smelt.diag.events import put_aside
 
 
 def capture(
-    fn: Callable[..., Any],
+    fn: Callable[..., object],
     args: Sequence[object] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Mapping[str, object] | None = None,
     *,
     name: str | None = None,
     level: Level | None = None,
-    target: Callable[..., Any] | None = None,
+    target: Callable[..., object] | None = None,
     keep_written: bool = False,
     specialize: bool = False,
     reruns: bool = False,
@@ -156,8 +156,8 @@ def capture(
 
 
 def _with_symbols(
-    native: Captured, fn: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object],
-    target: Callable[..., Any] | None, dynamic: Spec, state: Sequence[Place],
+    native: Captured, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object],
+    target: Callable[..., object] | None, dynamic: Spec, state: Sequence[Place],
 ) -> Captured:  # fmt: skip
     staged = stage(fn, args, kwargs, target=target, name=native.name, native=native, dynamic=dynamic, state=state)
     if staged.error is not None:
@@ -166,7 +166,7 @@ def _with_symbols(
 
 
 def _run(
-    fn: Callable[..., Any],
+    fn: Callable[..., object],
     args: Sequence[object],
     kwargs: Mapping[str, object],
     recorder: Recorder,

@@ -143,14 +143,14 @@ def returned_objects(
     return {i: known[id(tensor)] for i, tensor in enumerate(tensors) if id(tensor) in known}
 
 
-def name_of(fn: Callable[..., Any]) -> str:
+def name_of(fn: Callable[..., object]) -> str:
     """A graph's name after its program."""
     found = getattr(fn, "__name__", None) or type(fn).__name__
     text = "".join(c if c.isalnum() or c == "_" else "_" for c in str(found))
     return text if text[:1].isalpha() or text[:1] == "_" else f"f_{text}"
 
 
-def input_names(fn: Callable[..., Any], paths: Sequence[str], state: Sequence[Place] = ()) -> list[str]:
+def input_names(fn: Callable[..., object], paths: Sequence[str], state: Sequence[Place] = ()) -> list[str]:
     """Names of the graph's inputs after the program's own parameters: `args[0]['mask']` is `x_mask`."""
     places = {argument(i): place.name for i, place in enumerate(state)}
     target = fn.forward if isinstance(fn, torch.nn.Module) else fn

@@ -63,7 +63,7 @@ def _remember(code: CodeType, outcome: Converted | CannotConvert) -> tuple[weakr
     return known
 
 
-def _convert(code: CodeType, module: dict[str, Any] | None) -> Converted:
+def _convert(code: CodeType, module: dict[str, object] | None) -> Converted:
     for flag, reason in _NOT_FUNCTIONS.items():
         if code.co_flags & flag:
             raise cannot(reason, code)

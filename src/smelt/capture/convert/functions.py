@@ -23,7 +23,7 @@ _ITEMS = f"{HIDDEN}items"
 class Functions(Assignments):
     """Lowers functions and comprehensions."""
 
-    def block(self, statements: list[Any]) -> None:
+    def block(self, statements: list[object]) -> None:
         """Statements in the form that `Structure` gives."""
         raise NotImplementedError
 

@@ -53,7 +53,7 @@ class Runtime(Protocol):
         self,
         at: int,
         iterable: object,
-        body: Callable[[Any], None],
+        body: Callable[[object], None],
         names: Names,
         get: Get,
         set: Set,
@@ -75,8 +75,8 @@ class Runtime(Protocol):
     def raise_(self, at: int, exc: Thunk | None, cause: Thunk | None) -> None:
         """`exc` is None where the statement re-raises what is being handled."""
 
-    def call(self, at: int, fn: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any: ...
-    def called_here(self, at: int, fn: object) -> Any:
+    def call(self, at: int, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any: ...
+    def called_here(self, at: int, fn: object) -> object:
         """What is called in the place of a function that looks at the frame it is called in."""
 
     def getitem(self, at: int, o: object, k: object) -> Any: ...
@@ -88,7 +88,7 @@ class Runtime(Protocol):
     def getattr_(self, at: int, o: object, name: str) -> Any: ...
     def setattr_(self, at: int, o: object, name: str, v: object) -> None: ...
     def binop(self, at: int, op: str, a: object, b: object) -> Any: ...
-    def inplace(self, at: int, op: str, a: object, b: object) -> Any:
+    def inplace(self, at: int, op: str, a: object, b: object) -> object:
         """The value that `a op= b` binds; `op` is spelled without `=`."""
 
     def unop(self, at: int, op: str, a: object) -> Any: ...
@@ -100,7 +100,7 @@ class Runtime(Protocol):
     def iterate(self, at: int, iterable: object) -> Iterable[Any]:
         """What Python itself is to iterate: the right side of an unpacking, the source of a generator expression."""
 
-    def starred(self, at: int, rest: list[Any]) -> Any:
+    def starred(self, at: int, rest: list[object]) -> Any:
         """What a starred target of an unpacking holds, from what Python gave it."""
 
     def display(self, at: int, is_list: bool, *parts: Iterable[object]) -> Any:
@@ -110,8 +110,8 @@ class Runtime(Protocol):
         """What Python itself is to match against a pattern that takes it apart, into so many items at most."""
 
 
-_INPLACE: Mapping[str, Callable[[Any, Any], Any]] = {o.symbol: o.in_place for o in BINARY}
-_UNARY: Mapping[str, Callable[[Any], Any]] = {o.symbol: o.function for o in UNARY}
+_INPLACE: Mapping[str, Callable[[object, object], object]] = {o.symbol: o.in_place for o in BINARY}
+_UNARY: Mapping[str, Callable[[object], object]] = {o.symbol: o.function for o in UNARY}
 _COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
     **FUNCTIONS,
     "is": operator.is_,
@@ -141,7 +141,7 @@ class PlainRuntime:
         self,
         at: int,
         iterable: Any,
-        body: Callable[[Any], None],
+        body: Callable[[object], None],
         names: Names,
         get: Get,
         set: Set,
@@ -200,7 +200,7 @@ class PlainRuntime:
     def call(self, at: int, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return fn(*args, **kwargs)
 
-    def called_here(self, at: int, fn: object) -> Any:
+    def called_here(self, at: int, fn: object) -> object:
         return fn
 
     def getitem(self, at: int, o: Any, k: Any) -> Any:
@@ -224,7 +224,7 @@ class PlainRuntime:
     def binop(self, at: int, op: str, a: object, b: object) -> Any:
         return FUNCTIONS[op](a, b)
 
-    def inplace(self, at: int, op: str, a: object, b: object) -> Any:
+    def inplace(self, at: int, op: str, a: object, b: object) -> object:
         return _INPLACE[op](a, b)
 
     def unop(self, at: int, op: str, a: object) -> Any:
@@ -242,7 +242,7 @@ class PlainRuntime:
     def iterate(self, at: int, iterable: Any) -> Iterable[Any]:
         return iterable
 
-    def starred(self, at: int, rest: list[Any]) -> Any:
+    def starred(self, at: int, rest: list[object]) -> Any:
         return rest
 
     def display(self, at: int, is_list: bool, *parts: Iterable[object]) -> Any:

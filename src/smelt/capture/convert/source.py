@@ -44,7 +44,7 @@ def give(code: CodeType, node: Root) -> None:
     _given[key] = (weakref.ref(code, lambda _: forget(key, None)), node)
 
 
-def find(code: CodeType, module: dict[str, Any] | None = None) -> Root:
+def find(code: CodeType, module: dict[str, object] | None = None) -> Root:
     """The definition of `code`; private names in it are mangled. Raises: CannotConvert."""
     given = _given.get(id(code))
     if given is not None and given[0]() is code:

@@ -118,7 +118,7 @@ def _take(function: FunctionType, wanted: dict[int, CodeType], found: dict[int, 
 
 
 def _resolve(
-    names: dict[str, Any],
+    names: dict[str, object],
     qualname: str,
     wanted: dict[int, CodeType],
     found: dict[int, FunctionType],
@@ -159,7 +159,7 @@ def _look(value: Any, wanted: dict[int, CodeType], found: dict[int, FunctionType
             left.append(at.__wrapped__)
 
 
-def _in_hint(hint: object) -> list[Any]:
+def _in_hint(hint: object) -> list[object]:
     if isinstance(hint, FrameType):
         self = hint.f_locals.get("self")
         return [*hint.f_locals.values(), *(() if self is None else _in_class(type(self)))]
@@ -170,5 +170,5 @@ def _in_hint(hint: object) -> list[Any]:
     return [hint, *_in_class(type(hint))]
 
 
-def _in_class(cls: type) -> list[Any]:
+def _in_class(cls: type) -> list[object]:
     return [value for base in cls.__mro__ for value in list(vars(base).values())]

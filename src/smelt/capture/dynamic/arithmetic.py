@@ -85,7 +85,7 @@ def _truediv(trace: CaptureTrace, a: Number, b: Number) -> Number:
     return a / b
 
 
-def _not_zero(op: Callable[[Any, Any], Any], a: Number, b: Number) -> None:
+def _not_zero(op: Callable[[object, object], object], a: Number, b: Number) -> None:
     """Raises: ZeroDivisionError, as Python says it of these."""
     if b == 0:
         op(at_hand(a), at_hand(b))
@@ -103,7 +103,7 @@ def _pow(trace: CaptureTrace, a: Number, b: Number) -> Number:
     return NotImplemented if type(b) is float and b.is_integer() and b >= 0 else _only(trace, a) ** b
 
 
-def _only(trace: CaptureTrace, number: Number) -> Any:
+def _only(trace: CaptureTrace, number: Number) -> object:
     """The value at hand of a number that must have it from now on."""
     if type(number) is SizeFloat:
         return trace.fix_float(number)

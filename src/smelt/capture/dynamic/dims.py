@@ -17,7 +17,7 @@ from smelt.ir.size_terms import Poly
 from smelt.ir.size_trace import Division, FloatExpr, Rounded, Symbol
 from smelt.ops.python.python_ops import infer_python, python_op
 
-_SIGNS: dict[str, Any] = {"py.min": "min", "py.max": "max"}
+_SIGNS: dict[str, object] = {"py.min": "min", "py.max": "max"}
 
 
 def dim_of(size: Any) -> Dim:
@@ -115,11 +115,11 @@ class Emitter:
     add: makes a node of an operator, arguments and result types, and gives its value. source: a symbol's value.
     """
 
-    def __init__(self, trace: CaptureTrace, add: Callable[[str, tuple[Any, ...], list[Type]], Value],
-                 source: Callable[[str], Any]) -> None:  # fmt: skip
+    def __init__(self, trace: CaptureTrace, add: Callable[[str, tuple[object, ...], list[Type]], Value],
+                 source: Callable[[str], object]) -> None:  # fmt: skip
         self.trace, self.add, self.source = trace, add, source
 
-    def number(self, number: Number, known: dict[Any, Any]) -> Any:
+    def number(self, number: Number, known: dict[object, object]) -> Any:
         """The value or literal of a number. known: what stands already, by expression; it takes in what is made."""
         if type(number) is Size:
             return self.poly(number.poly, known)
@@ -128,7 +128,7 @@ class Emitter:
             return float(found) if type(found) is int else found
         return number
 
-    def poly(self, p: Poly, known: dict[Any, Any]) -> Any:
+    def poly(self, p: Poly, known: dict[object, object]) -> Any:
         """A polynomial."""
         p = self.trace.resolved(p)
         if terms.is_constant(p):
@@ -156,7 +156,7 @@ class Emitter:
         known[key] = total
         return total
 
-    def atom(self, index: int, known: dict[Any, Any]) -> Any:
+    def atom(self, index: int, known: dict[object, object]) -> Any:
         """An atom."""
         key = ("atom", index)
         if key in known:
@@ -188,7 +188,7 @@ class Emitter:
         known[key] = found
         return found
 
-    def tree(self, e: FloatExpr, known: dict[Any, Any]) -> Any:
+    def tree(self, e: FloatExpr, known: dict[object, object]) -> Any:
         """A tree of floats."""
         match e:
             case ("size", p):
@@ -201,7 +201,7 @@ class Emitter:
                 return self._py(f"py.{BY_SYMBOL[sign].name}", (self.tree(left, known), self.tree(right, known)), known)
         raise AssertionError(e)
 
-    def _py(self, op: str, args: tuple[Any, ...], known: dict[Any, Any]) -> Any:
+    def _py(self, op: str, args: tuple[Any, ...], known: dict[Any, Any]) -> object:
         if not any(isinstance(a, Value) for a in args):
             found = python_op(op)
             assert found is not None

@@ -197,7 +197,7 @@ def _shadow(
     return shadows.fresh(tensor.dtype, sizes, strides, tensor.device, tensor.requires_grad)
 
 
-def _symbol(found: Symbols, name: str, value: Any, bounds: tuple[float, float], index: int, dim: int | None) -> Any:
+def _symbol(found: Symbols, name: str, value: Any, bounds: tuple[float, float], index: int, dim: int | None) -> object:
     before = found.origins.get(name)
     if before is not None:
         if before.hint != value or type(before.hint) is not type(value):
@@ -222,7 +222,7 @@ def _fresh(base: str, found: Symbols, taken: set[str]) -> str:
     return name
 
 
-def _strides(tensor: torch.Tensor, sizes: Sequence[object]) -> list[Any]:
+def _strides(tensor: torch.Tensor, sizes: Sequence[object]) -> list[object]:
     """The strides in symbols where the tensor fills its memory, in whatever order."""
     shape, strides = list(tensor.shape), list(tensor.stride())
     order = sorted(range(len(shape)), key=lambda i: (strides[i], shape[i] == 1 and type(sizes[i]) is int, -i))

@@ -39,7 +39,7 @@ class KnownValues:
 
     def note(
         self, overload: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any], operands: Sequence[Slot],
-        slots: Sequence[Any], results: Any,
+        slots: Sequence[object], results: Any,
     ) -> None:  # fmt: skip
         """Compute an operator's results where all its operands are known."""
         if (

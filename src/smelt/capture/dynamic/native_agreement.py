@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from smelt.ir import (
     NONE,
@@ -93,7 +93,7 @@ def _laid_otherwise(native: Graph, symbolic: Graph, hints: Mapping[str, int | fl
     return None
 
 
-def _called_once(graph: Graph) -> dict[tuple[str, Any], Node]:
+def _called_once(graph: Graph) -> dict[tuple[str, object], Node]:
     nodes = [node for node in _operators(graph) if node.span is not None]
     times = Counter((node.op, node.span) for node in nodes)
     return {(node.op, node.span): node for node in nodes if times[node.op, node.span] == 1}
@@ -141,7 +141,7 @@ class _Numbers:
         return not isinstance(b, Value) and type(a) is type(b) and repr(a) == repr(b)
 
 
-def _made_of(value: Value) -> Any:
+def _made_of(value: Value) -> object:
     """What a value of state is made of; the value itself for any other."""
     node = value.node
     return (node.op, node.args) if node is not None and node.op in _MADE_BEFORE else value

@@ -75,7 +75,7 @@ class SizeNode:
         return True
 
     @property
-    def hint(self) -> Any:
+    def hint(self) -> object:
         return self.number.answer() if type(self.number) is Question else at_hand(self.number)
 
     @property
@@ -88,7 +88,7 @@ class SizeNode:
         return self
 
     @property
-    def free_symbols(self) -> frozenset[Any]:
+    def free_symbols(self) -> frozenset[object]:
         # torch looks for its own symbols, of which nothing is known.
         return frozenset()
 
@@ -107,7 +107,7 @@ class SizeNode:
 
     # --- what C insists on --------------------------------------------------------------------------------------------
 
-    def guard_int(self, file: str, line: int) -> Any:
+    def guard_int(self, file: str, line: int) -> object:
         number = self.number
         session = current.found() if file else None
         if session is not None:
@@ -130,7 +130,7 @@ class SizeNode:
     def statically_known_true(self, file: str, line: int) -> bool:
         return bool(self.number.static() if type(self.number) is Question else self.number)
 
-    def int_(self) -> Any:
+    def int_(self) -> object:
         return self.guard_int("", 0)
 
     float_ = int_
@@ -239,7 +239,7 @@ class SizeNode:
         return SizeNode(self.trace, int(found))
 
     def _layout(
-        self, rule: Callable[[list[Any], list[Any], Sequence[int]], bool], sizes: Sequence[SizeNode],
+        self, rule: Callable[[list[object], list[object], Sequence[int]], bool], sizes: Sequence[SizeNode],
         strides: Sequence[SizeNode], order: Sequence[int],
     ) -> SizeNode:  # fmt: skip
         a, b = [s.number for s in sizes], [s.number for s in strides]
@@ -250,7 +250,7 @@ class SizeNode:
 SizeNode.str = SizeNode._graph_repr  # type: ignore[attr-defined]
 
 
-def _is_dense(sizes: list[Any], strides: list[Any], order: Sequence[int]) -> bool:
+def _is_dense(sizes: list[Any], strides: list[object], order: Sequence[int]) -> bool:
     expected: Any = 1
     for i in order:
         if sizes[i] == 1:
@@ -286,21 +286,21 @@ def _binary(op: str) -> Any:
     return method
 
 
-def _unary(op: str) -> Any:
+def _unary(op: str) -> object:
     def method(self: SizeNode) -> SizeNode:
         return SizeNode(self.trace, compute(self.trace, op, self.number))
 
     return method
 
 
-def _calls(function: str) -> Any:
+def _calls(function: str) -> object:
     def method(self: SizeNode) -> SizeNode:
         return SizeNode(self.trace, call(self.trace, function, self.number))
 
     return method
 
 
-def _compares(op: str, sign: Any, is_swapped: bool, is_negated: bool) -> Any:
+def _compares(op: str, sign: Any, is_swapped: bool, is_negated: bool) -> object:
     def method(self: SizeNode, other: SizeNode) -> SizeNode:
         trace, a, b = self.trace, self.number, other.number
         if not (is_symbolic(a) or is_symbolic(b)):

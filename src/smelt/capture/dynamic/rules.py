@@ -94,7 +94,7 @@ def _laid(
     return shadows.direct(dtype, shown, strides, device)
 
 
-def _shown(sizes: Sequence[Any], steps: Sequence[Any]) -> list[list[Any]]:
+def _shown(sizes: Sequence[Any], steps: Sequence[object]) -> list[list[Any]]:
     """The numbers as torch takes them."""
     traces = [size.trace for size in sizes if is_symbolic(size)]
     return [[sized(traces[0], n) if traces else n for n in numbers] for numbers in (sizes, steps)]
@@ -205,18 +205,18 @@ def _known(sizes: Sequence[object]) -> list[Any]:
     return [_resolved(size) for size in _numbers(sizes)]
 
 
-def _lying(shadows: Shadows, like: torch.Tensor, sizes: list[Any], steps: list[Any] | None = None) -> Any:
+def _lying(shadows: Shadows, like: torch.Tensor, sizes: list[object], steps: list[object] | None = None) -> Any:
     """A shadow of these sizes, row-major unless steps are given; None where one may be 0."""
     plain = _steps(sizes)
     return None if plain is None else _laid(shadows, like.dtype, sizes, steps or plain, like.device)
 
 
-def _truth(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _truth(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, object]) -> Any:
     """Of all elements: torch's own gives a Python object, which takes no symbols."""
     return _laid(shadows, torch.bool, [], [], args[0].device)
 
 
-def _filled(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _filled(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, object]) -> object:
     """Of a matrix of any sizes: torch's own asks for numbers. A write to all of it counts as this one does."""
     if args[0].dim() != 2:
         return None
@@ -310,7 +310,7 @@ def has_rule(name: str) -> bool:
     return name in _RULES
 
 
-def by_rule(shadows: Shadows, name: str, args: Sequence[object], kwargs: dict[str, Any]) -> Any:
+def by_rule(shadows: Shadows, name: str, args: Sequence[object], kwargs: dict[str, object]) -> object:
     """The result of an operator on shadows where there is a rule for it, and it says something; else None.
 
     Autocast chooses the dtypes below the operator's entry, where rules do not look.

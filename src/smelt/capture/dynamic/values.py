@@ -113,7 +113,7 @@ def _mixed(op: str, a: object, b: object) -> Any:
     return found
 
 
-def _forward(op: str) -> Any:
+def _forward(op: str) -> object:
     def method(self: object, other: object) -> Any:
         return _mixed(op, self, other)
 
@@ -127,7 +127,7 @@ def _reverse(op: str) -> Any:
     return method
 
 
-def _unary(op: str) -> Any:
+def _unary(op: str) -> object:
     def method(self: object) -> Any:
         return computed(op, self)
 
@@ -152,7 +152,7 @@ class _Sized:
     def __round__(self, digits: object = None) -> Any:
         return computed("py.round", self, *(() if digits is None else (digits,)))
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         """What numbers have beside: it is of the number at hand."""
         if hasattr(self.__class__, name):
             return getattr(_fixed(self), name)
@@ -161,23 +161,23 @@ class _Sized:
     def __pow__(self, other: object, modulus: object = None) -> Any:
         return _mixed("py.pow", self, other) if modulus is None else pow(_fixed(self), other, modulus)
 
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+    def __array__(self, *args: Any, **kwargs: object) -> object:
         # NumPy would make an object of it.
         return numpy.asarray(_fixed(self), *args)
 
-    def __divmod__(self, other: Any) -> Any:
+    def __divmod__(self, other: Any) -> object:
         return self // other, self % other
 
-    def __rdivmod__(self, other: Any) -> Any:
+    def __rdivmod__(self, other: Any) -> object:
         return other // self, other % self
 
-    def __int__(self) -> Any:
+    def __int__(self) -> object:
         return int(_fixed(self))
 
-    def __float__(self) -> Any:
+    def __float__(self) -> object:
         return float(_fixed(self))
 
-    def __complex__(self) -> Any:
+    def __complex__(self) -> object:
         return complex(_fixed(self))
 
     def __hash__(self) -> int:
@@ -195,10 +195,10 @@ class _Sized:
     def __reduce__(self) -> Any:
         return type(plain(self)), (plain(self),)
 
-    def __copy__(self) -> Any:
+    def __copy__(self) -> object:
         return self
 
-    def __deepcopy__(self, memo: object) -> Any:
+    def __deepcopy__(self, memo: object) -> object:
         return self
 
     @property
@@ -209,7 +209,7 @@ class _Sized:
     def imag(self) -> Any:
         return type(plain(self))(0)
 
-    def conjugate(self) -> Any:
+    def conjugate(self) -> object:
         return self
 
     def as_integer_ratio(self) -> Any:
@@ -238,7 +238,7 @@ def _class(kind: type) -> Any:
     return property(lambda self: kind)
 
 
-def int_is_integer(number: object) -> Any:
+def int_is_integer(number: object) -> object:
     """The method of an int, which torch's numbers have and Python's from 3.12 on. Raises: AttributeError."""
     _ = (0).is_integer  # type: ignore[attr-defined]
     return lambda: True
@@ -249,17 +249,17 @@ class SizedInt(_Sized, SymInt):
 
     __class__ = _class(int)
 
-    def __index__(self) -> Any:
+    def __index__(self) -> object:
         return _fixed(self, "Python's own code takes the number itself")
 
     @property
     def is_integer(self) -> Any:
         return int_is_integer(self)
 
-    def bit_length(self) -> Any:
+    def bit_length(self) -> object:
         return called("int.bit_length", self)
 
-    def bit_count(self) -> Any:
+    def bit_count(self) -> object:
         return called("int.bit_count", self)
 
     numerator = property(lambda self: self)

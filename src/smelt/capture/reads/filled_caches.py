@@ -44,8 +44,8 @@ class Fills:
 
     _caches: dict[int, tuple[Any, frozenset[int], Site | None]] = field(default_factory=dict)
     _asked: dict[int, int] = field(default_factory=dict)
-    _codes: dict[int, tuple[Any, Site | None]] = field(default_factory=dict)
-    _properties: dict[tuple[int, str], tuple[Any, str, Site | None]] = field(default_factory=dict)
+    _codes: dict[int, tuple[object, Site | None]] = field(default_factory=dict)
+    _properties: dict[tuple[int, str], tuple[object, str, Site | None]] = field(default_factory=dict)
 
     def meet(self, cache: object, site: Site | None) -> None:
         """Note a `functools.lru_cache` before the run calls it."""
@@ -55,7 +55,7 @@ class Fills:
         if code is not None:
             self._codes.setdefault(id(code), (cache, site))
 
-    def cache_of(self, code: CodeType) -> tuple[Any, Site | None] | None:
+    def cache_of(self, code: CodeType) -> tuple[object, Site | None] | None:
         """The cache that will hold what a call of this code gives, and who came to it; None where none will."""
         return self._codes.get(id(code))
 
@@ -68,7 +68,7 @@ class Fills:
                 held = held[-times:]
             yield from ((cache, key, result, site) for key, result in (held if times else ()))
 
-    def enter_property(self, frame: FrameType, site: Site | None) -> Any:
+    def enter_property(self, frame: FrameType, site: Site | None) -> object:
         """A cached property is about to be computed; the object that will hold it."""
         owner, name = frame.f_locals.get("instance"), getattr(frame.f_locals.get("self"), "attrname", None)
         if owner is not None and name is not None:

@@ -179,7 +179,7 @@ class _Recorder:
         self.streams = (sys.stdout, sys.stderr)
         self.filters = warnings.filters
         self.codes: dict[int, CodeType] = {}
-        self.effects: dict[tuple[str, Any], Effect] = {}
+        self.effects: dict[tuple[str, object], Effect] = {}
         self.drawers: dict[CodeType, None] = {}
         self.class_askers: list[CodeType] = []
         self.rangers: list[CodeType] = []
@@ -315,7 +315,7 @@ class _Recorder:
 def record_reads(
     roots: Mapping[str, object],
     args: tuple[object, ...] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Mapping[str, object] | None = None,
     heap: ArgumentHeap | None = None,
     state: Sequence[Place] = (),
 ) -> Iterator[ReadLog]:

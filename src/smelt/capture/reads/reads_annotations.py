@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from smelt._torch.annotations import ARE_COMPUTED, NAMES, annotate_held, annotations_held
 from smelt._torch.exact import MISSING
@@ -34,9 +34,9 @@ class Annotations:
 
     def __init__(self) -> None:
         self._named: Site | None = None  # the code that named annotations first
-        self._owners: dict[int, Any] = {}
-        self._annotates: dict[int, Any] = {}  # by the id of the code that computes them, whose they are
-        self._computed: dict[int, tuple[Any, dict[Any, Any]]] = {}
+        self._owners: dict[int, object] = {}
+        self._annotates: dict[int, object] = {}  # by the id of the code that computes them, whose they are
+        self._computed: dict[int, tuple[object, dict[object, object]]] = {}
 
     def enter(self, roots: Roots, code: CodeType, texts: Iterable[str]) -> None:
         """Code that runs for the first time. texts: what it may read with `getattr`."""

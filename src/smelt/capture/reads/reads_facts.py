@@ -141,7 +141,7 @@ class _Classifier:
         self.roots = roots
         self.facts = {place: fact for place, fact in roots.facts.items() if id(fact.owner) not in roots.opened}
         self.namer = roots.name
-        self.stored: dict[tuple[type, str], Any] = {}
+        self.stored: dict[tuple[type, str], object] = {}
         self._called: set[type] = set()  # classes of modules whose methods are facts
         self._registries: dict[int, int] = {}  # how many registries of an object are facts with all that they hold
 
@@ -204,7 +204,7 @@ class _Classifier:
             if own is not None and not overrides_instance(stored):
                 self.add("absent", own, name, MISSING, raw)
 
-    def _is_state(self, raw: RawRead, stored: object, own: Mapping[str, Any] | None) -> bool:
+    def _is_state(self, raw: RawRead, stored: object, own: Mapping[str, object] | None) -> bool:
         """Whether this is a read of an attribute of the class that is state; what leads there is a fact then."""
         owner, name = raw[:2]
         if not self.roots.state or stored is MISSING or (own is not None and name in own):
@@ -218,7 +218,7 @@ class _Classifier:
             self.add("absent", own, name, MISSING, raw)
         return True
 
-    def _by_getattr(self, own: dict[str, Any], raw: RawRead) -> None:
+    def _by_getattr(self, own: dict[str, object], raw: RawRead) -> None:
         """A name that neither the object nor its class holds: a module's registries, a `__getattr__`, or an error."""
         owner, name = raw[:2]
         self.add("static", type(owner), name, MISSING, raw)
@@ -238,13 +238,13 @@ class _Classifier:
                 if name in entries:
                     return
 
-    def _registry(self, own: dict[str, Any], registry: str, entries: dict[str, Any], raw: RawRead) -> None:
+    def _registry(self, own: dict[str, object], registry: str, entries: dict[str, object], raw: RawRead) -> None:
         """One of a module's registries, with all that it holds where nothing of it is state."""
         self.add("item", own, registry, entries, raw)
         if id(entries) not in self.roots.state_spaces and ("content", id(entries), None) not in self.facts:
             self.add("content", entries, registry, contents(entries), raw)
 
-    def _one_entry(self, entries: dict[str, Any], raw: RawRead) -> None:
+    def _one_entry(self, entries: dict[str, object], raw: RawRead) -> None:
         """An entry of a registry of which others are state."""
         name = raw[1]
         kind, seen = ("item", entries[name]) if name in entries else ("absent", MISSING)
@@ -304,7 +304,7 @@ def facts_of(roots: Roots) -> list[Read]:
     return [fact if value is fact.value else fact._replace(value=value) for fact, value in facts]
 
 
-def state_path(cls: type, name: str, state: Mapping[tuple[int, Any], Place]) -> list[Read] | None:
+def state_path(cls: type, name: str, state: Mapping[tuple[int, object], Place]) -> list[Read] | None:
     """Where what a class shows under a name is state: that no class before that one has the name. None elsewhere."""
     path: list[Read] = []
     for base in cls.__mro__:
@@ -517,6 +517,6 @@ _NOTED: Mapping[str, Callable[[Any, Any], Any]] = {
 """What a place holds at this moment, for the kinds of facts that are noted while the program runs."""
 
 
-def _now(fact: Read) -> Any:
+def _now(fact: Read) -> object:
     now = _NOTED[fact.kind](fact.owner, fact.key) if fact.kind in _NOTED else _NOT_ASKED
     return fact.value if now is _NOT_ASKED else now

@@ -77,7 +77,7 @@ def enter_import(roots: Roots, frame: FrameType) -> None:
         roots.reach(module, 0, f"sys.modules[{name!r}]", site)
 
 
-def enter_context_variable(roots: Roots, variable: ContextVar[Any], frame: FrameType) -> None:
+def enter_context_variable(roots: Roots, variable: ContextVar[object], frame: FrameType) -> None:
     """A context variable is about to be read or set; what it holds the first time is what the program started from,
     what it holds later the program put there itself."""
     if ("context", id(variable), None) in roots.facts:

@@ -30,12 +30,12 @@ class ClassPatches:
 
     def __init__(
         self,
-        seen: set[tuple[Any, str]],
+        seen: set[tuple[object, str]],
         on_read: OnRead,
         on_write: OnWrite,
     ) -> None:
         self._seen, self._on_read, self._on_write = seen, on_read, on_write
-        self._saved: dict[type, dict[str, Any]] = {}
+        self._saved: dict[type, dict[str, object]] = {}
 
     def watch(self, cls: type, ignore: frozenset[str] = frozenset()) -> bool:
         """Watch instances of exactly this class, but not their names in `ignore`.
@@ -73,7 +73,9 @@ class ClassPatches:
                 else:
                     type.__setattr__(cls, name, value)
 
-    def _getattribute_hook(self, cls: type | None, original: Any, ignore: frozenset[str], elsewhere: Elsewhere) -> Any:
+    def _getattribute_hook(
+        self, cls: type | None, original: Any, ignore: frozenset[str], elsewhere: Elsewhere
+    ) -> object:
         """cls: the class whose instances are in `seen` by themselves, since they are hashed by identity. Those of a
         class that inherits the hook may not be: their own code would run, and equal ones would be taken for one.
         """
@@ -94,7 +96,7 @@ class ClassPatches:
                         on_read(self, name, value, key)
             return value
 
-        def read_by_id(self: Any, name: str) -> Any:
+        def read_by_id(self: Any, name: str) -> object:
             value = MISSING
             try:
                 value = original(self, name)
@@ -109,7 +111,7 @@ class ClassPatches:
 
         return _hook(read_by_id if cls is None else read, original)
 
-    def _setattr_hook(self, original: Any) -> Any:
+    def _setattr_hook(self, original: Any) -> object:
         on_write = self._on_write
 
         def write(self: Any, name: str, value: Any) -> None:
@@ -118,7 +120,7 @@ class ClassPatches:
 
         return _hook(write, original)
 
-    def _delattr_hook(self, original: Any) -> Any:
+    def _delattr_hook(self, original: Any) -> object:
         on_write = self._on_write
 
         def delete(self: Any, name: str) -> None:
@@ -128,11 +130,11 @@ class ClassPatches:
         return _hook(delete, original)
 
 
-def _nothing(owner: object, name: str) -> Any:
+def _nothing(owner: object, name: str) -> object:
     return MISSING
 
 
-def _registered(module: torch.nn.Module, name: str) -> Any:
+def _registered(module: torch.nn.Module, name: str) -> object:
     """What torch's own `__getattr__` of a module gives, MISSING where it raises, or is replaced as torch.fx does.
 
     It asks for the module's `__dict__` up to six times, and each of these would be an attribute access that is watched.
@@ -148,12 +150,12 @@ def _registered(module: torch.nn.Module, name: str) -> Any:
     return MISSING
 
 
-def _original(cls: type, name: str) -> Any:
+def _original(cls: type, name: str) -> object:
     """The method that the class has under this name, seen through a hook on a base."""
     found = raw_lookup(cls, name)
     return getattr(found, HOOKED, found) if callable(found) else getattr(cls, name)
 
 
-def _hook(hook: object, original: object) -> Any:
+def _hook(hook: object, original: object) -> object:
     setattr(hook, HOOKED, original)
     return hook

@@ -109,7 +109,7 @@ class Roots:
         self.copies: dict[int, tuple[Any, Any, Site | None]] = {}
         self.facts: dict[tuple[str, int, Any], Read] = {}
         self.stores: dict[tuple[int, str], Store] = {}
-        self.class_parts: dict[int, tuple[type, tuple[Any, ...], Site | None]] = {}
+        self.class_parts: dict[int, tuple[type, tuple[object, ...], Site | None]] = {}
         self.functions: dict[int, FunctionType] = {}
         self.refusals: list[tuple[str, str, Site | None]] = []
         self._tensors = TensorMarks()
@@ -121,10 +121,10 @@ class Roots:
         self._texts: set[str] = set()  # those that it may ask for with `getattr`
         self._classes: set[type] = set()  # whose descriptors are reached
         self._held_modules: dict[int, tuple[ModuleType, dict[str, Any], Site | None]] = {}  # with what they held
-        self._locks: list[tuple[Any, Site | None, bool]] = []  # whether code names it there
+        self._locks: list[tuple[object, Site | None, bool]] = []  # whether code names it there
         self._loaded: list[tuple[Site, frozenset[str]]] = []  # where code asks what is imported, and what was
         self._holders: dict[int, list[FrameType]] = {}  # calls of functions that name one, by code
-        self._generators: list[tuple[random.Random, Any, Site | None]] = []  # as they were
+        self._generators: list[tuple[random.Random, object, Site | None]] = []  # as they were
         self.numpys_draws: list[tuple[str, Site]] = []  # where code names a draw of NumPy's global generator
         self.arguments: set[int] = set()  # structured arguments
         self.fills = Fills()
@@ -148,7 +148,9 @@ class Roots:
         """Start from a value that the program holds by itself: its function, its module."""
         self.reach(value, 0, name, None)
 
-    def add_arguments(self, args: tuple[object, ...], kwargs: dict[str, Any], heap: ArgumentHeap | None = None) -> None:
+    def add_arguments(
+        self, args: tuple[object, ...], kwargs: dict[str, object], heap: ArgumentHeap | None = None
+    ) -> None:
         """Start from the call's arguments; their own structure is for the argument guards, not for read facts."""
         if heap is not None:
             known = (place for place in heap.by_id if place in self.rooted)
@@ -291,7 +293,7 @@ class Roots:
             return
         self._reach_own(function.__dict__, id(function), site)
 
-    def _reach_own(self, own: dict[str, Any], owner: int, site: Site | None) -> None:
+    def _reach_own(self, own: dict[str, object], owner: int, site: Site | None) -> None:
         self.rooted[id(own)] = Reached(own, owner, ".__dict__", site)
         self.copies[id(own)] = (own, dict(own), site)
         is_state = self._is_given(own)  # and so is what it holds: that is not met from elsewhere
@@ -598,7 +600,7 @@ class Roots:
             if is_users:
                 self.reach(held, 0, f"torch.Tensor.{name}", site)
 
-    def enter_library_code(self, code: CodeType, namespace: dict[str, Any]) -> None:
+    def enter_library_code(self, code: CodeType, namespace: dict[str, object]) -> None:
         """A function of torch's or of Python's runs for the first time."""
         self.annotations.enter_library(self, code)
         if steps_by_gradients(code):
@@ -622,7 +624,7 @@ class Roots:
             if isinstance(given.get(name), type):
                 self._hold_class(given[name], Site(code, 0))
 
-    def _cells_of(self, code: CodeType, frame: FrameType) -> dict[str, Any]:
+    def _cells_of(self, code: CodeType, frame: FrameType) -> dict[str, object]:
         """The closure's values by name; with the cells themselves as facts where the function object is known."""
         if not code.co_freevars:
             return {}
@@ -643,7 +645,7 @@ class Roots:
             self.fact("cell", cell, name, values[name], site, name)
         return values
 
-    def _read_global(self, namespace: dict[str, Any], builtins: dict[str, Any], name: str, site: Site) -> Any:
+    def _read_global(self, namespace: dict[str, object], builtins: dict[str, object], name: str, site: Site) -> object:
         value = namespace.get(name, MISSING)
         if (id(namespace), name) in self.state:
             return MISSING
@@ -735,7 +737,7 @@ class Roots:
         if id(error) in self.rooted:
             self.widen(error, site_of(frame))
 
-    def _expect_store(self, namespace: dict[str, Any], chain: Chain, site: Site) -> None:
+    def _expect_store(self, namespace: dict[str, object], chain: Chain, site: Site) -> None:
         """Remember what a global, or an attribute of a module or class, holds before executed code assigns it."""
         name, space = chain.name, namespace
         if chain.path:
@@ -766,7 +768,7 @@ class Roots:
             self.refusals.append((DRAWS, label, site))
 
     def _widen_modules(
-        self, chains: tuple[Chain, ...], spaces: dict[str, Mapping[str, Any]], texts: Sequence[str]
+        self, chains: tuple[Chain, ...], spaces: dict[str, Mapping[str, object]], texts: Sequence[str]
     ) -> None:
         """`getattr(module, name)` reads a global of a module by a name that no scan can know, or finds none; of a
         library's module, by one that stands in the code.

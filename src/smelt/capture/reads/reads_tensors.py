@@ -44,7 +44,7 @@ _RECORDED = frozenset((
 ))  # fmt: skip
 
 
-def methods_of_tensors(names: Collection[str]) -> Iterator[tuple[str, Any, bool]]:
+def methods_of_tensors(names: Collection[str]) -> Iterator[tuple[str, object, bool]]:
     """What `torch.Tensor` holds under these names, which somebody may set to other functions, and whether it is
     somebody's already."""
     for name in names:
@@ -106,7 +106,7 @@ class TensorMarks:
             if not same(met.own, own):
                 yield Change((id(tensor), None), f"the attributes of {met.name()}", met.own, own, met.site)
 
-    def new_gradients(self, without: Collection[int]) -> Iterator[tuple[Place, Any, Any]]:
+    def new_gradients(self, without: Collection[int]) -> Iterator[tuple[Place, object, object]]:
         """Where a run has left another gradient: what was there before it, and what is there now.
 
         without: ids of tensors that are not looked at: arguments, and those whose gradients are.

@@ -199,7 +199,7 @@ def _is_plain_container(cls: type) -> bool:
 _BY_RAISING = ("__traceback__", "__dict__", "__weakref__")
 
 
-def _fields_of_errors(cls: type) -> dict[str, Any]:
+def _fields_of_errors(cls: type) -> dict[str, object]:
     """What errors of a class hold beside attributes (`args`, `__cause__`, `errno`), as descriptors by name; not what
     raising one sets.
     """
@@ -212,7 +212,7 @@ def _fields_of_errors(cls: type) -> dict[str, Any]:
     return found
 
 
-def field_of(value: Any, field: Any) -> Any:
+def field_of(value: Any, field: Any) -> object:
     """What stands in a field of C's, MISSING where nothing does."""
     try:
         return field.__get__(value)
@@ -398,7 +398,7 @@ SPECIAL: Final = (
 )
 
 
-def class_parts(cls: type) -> tuple[Any, ...]:
+def class_parts(cls: type) -> tuple[object, ...]:
     """What these are now, past the class's own class."""
     return tuple(part.__get__(cls) for part in _PARTS)
 
@@ -419,7 +419,7 @@ def cell_contents(cell: Any) -> Any:
 # A class's answers, kept: each is asked thousands of times in one run.
 kind_of: Callable[[type], Kind] = lru_cache(maxsize=8192)(_kind_of)
 is_plain_container: Callable[[type], bool] = lru_cache(maxsize=8192)(_is_plain_container)
-fields_of_errors: Callable[[type], dict[str, Any]] = lru_cache(maxsize=1024)(_fields_of_errors)
+fields_of_errors: Callable[[type], dict[str, object]] = lru_cache(maxsize=1024)(_fields_of_errors)
 has_own_lookup: Callable[[type], bool] = lru_cache(maxsize=8192)(_has_own_lookup)
 
 

@@ -51,7 +51,7 @@ class Keeper:
     def around(self, record: Record) -> Record:
         """A recorder's hook with a look at what each operator is about to write."""
 
-        def watched(overload: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
+        def watched(overload: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
             if not raw_schema(overload).name.startswith(_KNOWN):
                 self._save_all_of((*args, *kwargs.values()))
             elif raw_schema(overload).name.startswith("aten::resize"):

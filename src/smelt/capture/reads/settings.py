@@ -123,7 +123,7 @@ def home_in(module: ModuleType, name: str) -> ModuleType:
 
 
 @lru_cache
-def _numpys(function: Callable[[], Any]) -> Setting:
+def _numpys(function: Callable[[], object]) -> Setting:
     def read() -> Hashable:
         now = function()
         return tuple(now.items()) if isinstance(now, dict) else now

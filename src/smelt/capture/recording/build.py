@@ -99,7 +99,7 @@ class GraphBuilder:
         node = builder.add(record.info.name, args, [_type(r) for r in record.results], kwargs)
         self._results(node, record)
 
-    def _with_casts(self, arg: Any, record: Record, low: torch.dtype) -> Any:
+    def _with_casts(self, arg: Any, record: Record, low: torch.dtype) -> object:
         """An operand, with the first cast in the place of a weight that autocast keeps the cast of."""
         if isinstance(arg, (list, tuple)):
             return [self._with_casts(item, record, low) for item in arg]
@@ -173,7 +173,7 @@ class GraphBuilder:
     def _span(self, site: Site | None) -> Span | None:
         return None if site is None else self.spans.of(site)
 
-    def _constant(self, slot: Slot, escaping: set[Any]) -> Value:
+    def _constant(self, slot: Slot, escaping: set[object]) -> Value:
         args, large = constant_of(self.recorder.constants[slot])
         if large is not None:
             self.builder.graph.constants[large[0]] = large[1]

@@ -42,7 +42,7 @@ _WHY = "autograd calls it, in an order of its own, and it may do anything"
 class Spent:
     """The nodes of autograd that a run went back through, of which nothing is left to go back through again."""
 
-    _nodes: dict[int, Any] = field(default_factory=dict)
+    _nodes: dict[int, object] = field(default_factory=dict)
 
     def add(self, nodes: Iterable[object]) -> None:
         """Note nodes, and hold them: an identity is another's once its object is gone."""
@@ -53,7 +53,7 @@ class Spent:
         return id(history(tensor)) in self._nodes
 
 
-def nodes_behind(roots: Iterable[torch.Tensor]) -> list[Any]:
+def nodes_behind(roots: Iterable[torch.Tensor]) -> list[object]:
     """The nodes of autograd that going back from these tensors passes, each once."""
     found: dict[int, Any] = {}
     left = [history(root) for root in roots]
@@ -91,7 +91,7 @@ class _Foreign:
             self.name = frame.f_code.co_qualname
 
 
-def _watched(call: Callable[[], Any]) -> tuple[Any, str]:
+def _watched(call: Callable[[], object]) -> tuple[Any, str]:
     """What a call gives, and the first function of somebody else's that ran in it."""
     foreign, before = _Foreign(), sys.getprofile()
     # Garbage may have functions of anybody's that are called as it goes; it has nothing to do with the call.
@@ -161,7 +161,7 @@ _FIX = "take the gradient outside the captured program"
 
 
 def _note(
-    recorder: Recorder, roots: Sequence[torch.Tensor], grads: Sequence[Any] | None, wrt: Sequence[torch.Tensor],
+    recorder: Recorder, roots: Sequence[torch.Tensor], grads: Sequence[object] | None, wrt: Sequence[torch.Tensor],
     made: Sequence[torch.Tensor], create: bool,
 ) -> None:  # fmt: skip
     first = [None] * len(roots) if grads is None else list(grads)

@@ -104,7 +104,7 @@ def _expect_aligned(recorder: Recorder, valid: torch.Tensor, is_aligned: bool) -
     recorder.reads_truth(gaps, not is_aligned, "_nested_tensor_from_mask_left_aligned")
 
 
-def _gaps(record: Callable[..., Any], valid: torch.Tensor) -> Any:
+def _gaps(record: Callable[..., Any], valid: torch.Tensor) -> object:
     """Whether something valid stands behind padding."""
     later = record(_aten.slice.Tensor, (valid, 1, 1, 2**63 - 1), {})
     padding = record(_aten.logical_not.default, (record(_aten.slice.Tensor, (valid, 1, 0, -1), {}),), {})

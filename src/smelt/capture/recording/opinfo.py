@@ -67,14 +67,14 @@ class OpInfo:
     returns_tensors: bool
     is_conversion: bool
     writes: tuple[Written, ...]
-    undeclared: Callable[[Sequence[Any], dict[str, Any]], tuple[Written, ...]] | None
+    undeclared: Callable[[Sequence[object], dict[str, object]], tuple[Written, ...]] | None
     shares: int
     may_share: bool
     sized_by: Callable[[Sequence[Any], dict[str, Any]], Sequence[Any]] | None
     raises: bool = False
     is_collective: bool = False
 
-    def written(self, args: Sequence[object], kwargs: dict[str, Any]) -> tuple[Written, ...]:
+    def written(self, args: Sequence[object], kwargs: dict[str, object]) -> tuple[Written, ...]:
         """The arguments that a call writes."""
         return self.writes if self.undeclared is None else (*self.writes, *self.undeclared(args, kwargs))
 
@@ -116,7 +116,7 @@ def op_info(overload: object) -> OpInfo:
 
 def _undeclared(
     schema: Schema, positions: dict[str, int]
-) -> Callable[[Sequence[Any], dict[str, Any]], tuple[Written, ...]] | None:
+) -> Callable[[Sequence[object], dict[str, object]], tuple[Written, ...]] | None:
     record = record_of(schema.name)
     if record is None or record.writes is nothing_written:
         return None
@@ -128,11 +128,11 @@ def _undeclared(
     return found
 
 
-def _masks(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+def _masks(args: Sequence[Any], kwargs: dict[str, object]) -> Sequence[object]:
     return [t for t in args[1] if t is not None and t.dtype in (torch.bool, torch.uint8)]
 
 
-def _repeats(args: Sequence[object], kwargs: dict[str, Any]) -> Sequence[Any]:
+def _repeats(args: Sequence[object], kwargs: dict[str, object]) -> Sequence[object]:
     if kwargs.get("output_size") is not None:
         return []
     # `repeat_interleave(repeats)` alone, or `(x, repeats)`; a plain number of repeats decides nothing by data.
@@ -140,11 +140,11 @@ def _repeats(args: Sequence[object], kwargs: dict[str, Any]) -> Sequence[Any]:
     return [repeats] if isinstance(repeats, torch.Tensor) else []
 
 
-def _one_hot(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+def _one_hot(args: Sequence[Any], kwargs: dict[str, object]) -> Sequence[object]:
     return [] if len(args) > 1 and args[1] >= 0 else [args[0]]
 
 
-def _all(args: Sequence[object], kwargs: dict[str, Any]) -> Sequence[Any]:
+def _all(args: Sequence[object], kwargs: dict[str, object]) -> Sequence[object]:
     found = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
     for arg in args:
         if isinstance(arg, (list, tuple)):
@@ -152,19 +152,19 @@ def _all(args: Sequence[object], kwargs: dict[str, Any]) -> Sequence[Any]:
     return found
 
 
-def _first(args: Sequence[object], kwargs: dict[str, Any]) -> Sequence[Any]:
+def _first(args: Sequence[object], kwargs: dict[str, object]) -> Sequence[object]:
     return [args[0]]
 
 
-def _second(args: Sequence[object], kwargs: dict[str, Any]) -> Sequence[Any]:
+def _second(args: Sequence[object], kwargs: dict[str, object]) -> Sequence[object]:
     return [args[1]]
 
 
-def _none(args: Sequence[object], kwargs: dict[str, Any]) -> Sequence[Any]:
+def _none(args: Sequence[object], kwargs: dict[str, object]) -> Sequence[object]:
     return []
 
 
-_SIZED_BY: dict[str, Callable[[Sequence[Any], dict[str, Any]], Sequence[Any]]] = {
+_SIZED_BY: dict[str, Callable[[Sequence[object], dict[str, object]], Sequence[object]]] = {
     "index": _masks, "_unsafe_index": _masks,
     "masked_select": _second, "tensor_split": _none,
     "repeat_interleave": _repeats, "one_hot": _one_hot,
@@ -180,7 +180,7 @@ _SIZED_BY: dict[str, Callable[[Sequence[Any], dict[str, Any]], Sequence[Any]]] =
 
 def _sized_by(
     schema: Schema, short: str, tags: frozenset[str]
-) -> Callable[[Sequence[Any], dict[str, Any]], Sequence[Any]] | None:
+) -> Callable[[Sequence[object], dict[str, object]], Sequence[object]] | None:
     if schema.name == "aten.where.default":
         return _first
     if schema.name in ("aten.tensor_split.tensor_indices_or_sections", "aten.narrow.Tensor"):

@@ -44,10 +44,10 @@ class Result(Flattener):
 
     def __init__(
         self,
-        check: Callable[[Any, str], None],
+        check: Callable[[object, str], None],
         same: Mapping[int, str],
-        was_there: Callable[[Any], bool] | None,
-        convert: Callable[[Any], Any] = lambda value: value,
+        was_there: Callable[[object], bool] | None,
+        convert: Callable[[object], object] = lambda value: value,
     ) -> None:
         super().__init__(check, same, convert=convert)
         self._was_there = was_there

@@ -27,7 +27,7 @@ class Written:
     def watching(self, record: Record) -> Record:
         """The recorder's hook with a look at what each operator is about to write."""
 
-        def watched(overload: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
+        def watched(overload: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
             for name, position in op_info(overload).written(args, kwargs):
                 target = kwargs.get(name)
                 if target is None and position is not None and position < len(args):

@@ -44,7 +44,7 @@ _PLAIN: dict[Any, Type] = {
 
 
 # What libraries write for tensors; `FloatTensor` for those of any float type.
-_LEGACY: dict[Any, DType] = {
+_LEGACY: dict[object, DType] = {
     torch.LongTensor: DType.I64, torch.IntTensor: DType.I32, torch.BoolTensor: DType.BOOL,
     torch.FloatTensor: DType.UNKNOWN,
 }  # fmt: skip
@@ -62,13 +62,13 @@ class TensorAnnotation:
             return TensorAnnotation(TensorType(self.type.dtype, None))
         return TensorAnnotation(TensorType(self.type.dtype, tuple(map(_dim, given))))
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         raise TypeError(f"smelt.{self.type.dtype} is a type for annotations; tensors are made by torch")
 
-    def __or__(self, other: object) -> Any:
+    def __or__(self, other: object) -> object:
         return typing.Union[self, other]  # noqa: UP007 (what `|` itself means here)
 
-    def __ror__(self, other: object) -> Any:
+    def __ror__(self, other: object) -> object:
         return typing.Union[other, self]  # noqa: UP007
 
     def __eq__(self, other: object) -> bool:
@@ -137,7 +137,7 @@ def _fields_of(cls: type) -> Any:
     return bare.get(cls)
 
 
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: type) -> dict[str, object]:
     try:
         return typing.get_type_hints(cls)
     except Exception:  # an annotation may be any code

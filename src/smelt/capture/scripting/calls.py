@@ -159,7 +159,7 @@ def call(
     return staged.call(session, runtime, fn, args, kwargs)
 
 
-def _spread(session: ScriptSession, fn: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _spread(session: ScriptSession, fn: object, args: tuple[Any, ...]) -> tuple[Any, ...]:
     spread = [i for i, a in enumerate(args) if isinstance(a, Spread)]
     others = [a for i, a in enumerate(args) if i not in spread and not isinstance(a, torch.Tensor)]
     if len(spread) == 1 and not others and is_torch(fn):
@@ -189,7 +189,7 @@ def _callback(session: ScriptSession, value: object) -> Any:
     return value
 
 
-def _function(session: ScriptSession, fn: FunctionType, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
+def _function(session: ScriptSession, fn: FunctionType, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     code = fn.__code__
     session.depth += 1
     session.running[code] = session.running.get(code, 0) + 1
@@ -217,7 +217,7 @@ def _function(session: ScriptSession, fn: FunctionType, args: tuple[object, ...]
 
 
 def _bound(
-    session: ScriptSession, owner: object, fn: FunctionType, args: tuple[object, ...], kwargs: dict[str, Any]
+    session: ScriptSession, owner: object, fn: FunctionType, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> Any:
     if isinstance(owner, torch.nn.Module) and fn.__name__ == "forward":
         return _scoped(session, owner, lambda: _function(session, fn, (owner, *args), kwargs))
@@ -228,7 +228,7 @@ def _bound(
     return _function(session, fn, (owner, *args), kwargs)
 
 
-def _scoped(session: ScriptSession, module: torch.nn.Module, run: Callable[[], Any]) -> Any:
+def _scoped(session: ScriptSession, module: torch.nn.Module, run: Callable[[], object]) -> Any:
     scope = session.recorder.scope
     if scope.module is module:
         return run()
@@ -303,7 +303,7 @@ def is_torch(fn: object) -> bool:
 
 
 def torch_call(
-    session: ScriptSession, runtime: ScriptRuntime, fn: object, args: tuple[object, ...], kwargs: dict[str, Any]
+    session: ScriptSession, runtime: ScriptRuntime, fn: object, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> Any:
     """A call of torch's, with marks for what a run knows."""
     args = tuple(_narrowed(session, a) for a in args)
@@ -338,7 +338,7 @@ def _narrowed(session: ScriptSession, value: Any) -> Any:
     return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
 
 
-def _with_marks(session: ScriptSession, fn: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
+def _with_marks(session: ScriptSession, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """The call with marks. Tensors are the numbers in them where torch takes nothing else."""
     try:
         return _of_kinds(session, fn, args, kwargs)
@@ -368,7 +368,7 @@ def _numbers_in(session: ScriptSession, value: Any, is_itself: bool) -> Any:
     return value if all(a is b for a, b in zip(items, value, strict=True)) else tuple(items)
 
 
-def _of_kinds(session: ScriptSession, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _of_kinds(session: ScriptSession, fn: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """The call with marks. Numbers of unknown kind are ints where torch takes nothing else."""
     unknown = list({id(v): v for a in (*args, *kwargs.values()) for v in _of_any_kind(a)}.values())
     most = len(unknown) if len(unknown) <= _MOST_UNKNOWN else 0
@@ -435,7 +435,7 @@ def _handler(fn: object) -> Any:
         return None
 
 
-def _len(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
+def _len(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
     (value,) = args
     if isinstance(value, ShapeObject):
         return session.rank(value.of) if value.of is not None else session.emit("py.len", value)
@@ -448,7 +448,7 @@ def _len(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any)
     return _function(session, own, (value,), {}) if isinstance(own, FunctionType) else NotImplemented
 
 
-def _getattr(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
+def _getattr(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
     try:
         return runtime.getattr_(0, args[0], args[1])
     except AttributeError:
@@ -457,11 +457,11 @@ def _getattr(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: 
         return args[2]
 
 
-def _setattr(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
+def _setattr(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
     return runtime.setattr_(0, *args)
 
 
-def _isinstance(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
+def _isinstance(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
     value, classes = args
     of_class = class_of(value)
     if of_class is not None:
@@ -507,7 +507,7 @@ def list_of(session: ScriptSession, items: object) -> Any:
     return _in_python(session, in_python.listed, items)
 
 
-def _map(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
+def _map(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
     fn, *rest = args
     if any(_is_open(session, r) for r in rest):
         if len(rest) == 1:
@@ -517,7 +517,7 @@ def _map(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any)
     return map(lambda *items: runtime.call(0, fn, items, {}), *rest)
 
 
-def _filter(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
+def _filter(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
     fn, items = args
     if _is_open(session, items):
         return _in_python(session, in_python.filtered, fn, items)
@@ -525,7 +525,7 @@ def _filter(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: A
     return filter(keeps, items)
 
 
-def _hasattr(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
+def _hasattr(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
     value, name = args
     if is_staged(value):
         kind = slot_of(value).type
@@ -555,7 +555,7 @@ def _range(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: An
 
 
 def _tuple_or_list(kind: type) -> Any:
-    def make(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
+    def make(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
         if len(args) == 1 and isinstance(args[0], ShapeObject):
             return session.emit("py.slice", args[0]) if kind is list else PlainShape(slot_of(args[0]), args[0].of)
         if len(args) == 1 and isinstance(args[0], StagedSequence) and not isinstance(args[0], StagedRange):
@@ -621,7 +621,7 @@ def _dict_from_keys(session: ScriptSession, runtime: ScriptRuntime, args: Any, k
     return _in_python(session, in_python.from_keys, *args)
 
 
-def _set(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
+def _set(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
     if len(args) == 1 and _is_open(session, args[0]):
         session.cannot("a set is made of dynamic values", MEMBERS)
     return NotImplemented
@@ -633,7 +633,7 @@ def _sum(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any)
     return runtime.call(0, sum, (list_of(session, args[0]), *args[1:]), kwargs)
 
 
-def _reversed(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
+def _reversed(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
     (items,) = args
     if not _is_open(session, items):
         return NotImplemented
@@ -642,7 +642,7 @@ def _reversed(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs:
     return session.emit("py.call", "builtins.reversed", list_of(session, items))
 
 
-def _reduce(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
+def _reduce(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
     fn, items, *start = args
     if not _is_open(session, items):
         return NotImplemented
@@ -662,7 +662,7 @@ def _accumulate(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwarg
     return _in_python(session, in_python.running, list_of(session, args[0]), *(args[1:] or (operator.add,)))
 
 
-def _chain(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
+def _chain(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
     if not any(_is_open(session, a) for a in args):
         return NotImplemented
     whole = session.listed(args[0])
@@ -700,22 +700,22 @@ def _is_scripting(session: ScriptSession, runtime: ScriptRuntime, args: object, 
     return False
 
 
-def _annotate(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
+def _annotate(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
     return args[1]
 
 
 class _Limits:
     """`torch.finfo(x.dtype)` of an element type that a run knows."""
 
-    def __init__(self, session: ScriptSession, dtype: Any, kind: Any) -> None:
+    def __init__(self, session: ScriptSession, dtype: object, kind: object) -> None:
         self._session, self._dtype, self._kind = session, dtype, kind
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         found = self._session.emit("py.call", f"dtype.{name}", self._dtype)
         return self._session.emit("py.float" if self._kind is torch.finfo else "py.int", found)
 
 
-def _limits(kind: Any) -> Any:
+def _limits(kind: object) -> Any:
     def make(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
         given = args[0] if args else kwargs.get("type")
         return _Limits(session, given, kind) if is_staged(given) else NotImplemented
@@ -723,7 +723,7 @@ def _limits(kind: Any) -> Any:
     return make
 
 
-def _pow(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
+def _pow(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
     if len(args) == 3 and any(map(is_staged, args)):
         return session.emit("py.call", "builtins.pow", *args)
     return NotImplemented
@@ -733,7 +733,7 @@ def _has_torch_function(session: ScriptSession, runtime: ScriptRuntime, args: ob
     return False
 
 
-def _size(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
+def _size(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
     """`torch.Size(sizes)`, of sizes that only a run knows."""
     if len(args) == 1 and isinstance(args[0], ShapeObject) and type(args[0]) is not PlainShape:
         return args[0]
@@ -806,7 +806,7 @@ _CHANGES = frozenset((
 ))  # fmt: skip
 
 
-def _staged_method(session: ScriptSession, fn: Any, args: Any, kwargs: Any) -> Any:
+def _staged_method(session: ScriptSession, fn: object, args: Any, kwargs: Any) -> Any:
     """A method of a plain string or list with staged arguments."""
     owner, name = getattr(fn, "__self__", None), getattr(fn, "__name__", "")
     if isinstance(owner, str) and (any(map(holds_staged, args)) or any(map(holds_staged, kwargs.values()))):

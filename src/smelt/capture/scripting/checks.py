@@ -29,7 +29,7 @@ def _check(raised: type[Exception]) -> Callable[..., Any]:
     return check
 
 
-def _check_with(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
+def _check_with(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> object:
     return _check(args[0])(session, runtime, args[1:], kwargs) if args else NotImplemented
 
 

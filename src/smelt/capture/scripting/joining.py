@@ -46,7 +46,7 @@ def want_joined(session: ScriptSession) -> None:
         raise Again(join=frozenset(c.key for c in session.calls[1:] if c.key not in session.unjoined))
 
 
-def joined(session: ScriptSession, fn: FunctionType, arguments: object, run: Callable[[], Any]) -> Any:
+def joined(session: ScriptSession, fn: FunctionType, arguments: object, run: Callable[[], object]) -> object:
     """What a call gives. arguments: all that it is given."""
     key = fn.__code__, fn.__qualname__
     if key in session.joined and key not in session.unjoined and session.calls:

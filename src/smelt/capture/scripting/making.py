@@ -73,7 +73,7 @@ def _tensor_of(
     return torch.scalar_tensor(value, dtype=mark(session, dtype) or kinds_of[kind], device=mark(session, device))
 
 
-def _constant_of(fn: Any, data: Any, dtype: Any, device: Any = None, **rest: Any) -> Any:
+def _constant_of(fn: Any, data: Any, dtype: Any, device: object = None, **rest: Any) -> Any:
     """`torch.tensor(data, dtype=...)` of an element type that only a run knows: of the widest one, cast there."""
     made = fn(data, **rest)
     if made.is_floating_point() or made.is_complex():
@@ -81,7 +81,7 @@ def _constant_of(fn: Any, data: Any, dtype: Any, device: Any = None, **rest: Any
     return made.to(dtype=dtype) if device is None else made.to(device=device, dtype=dtype)
 
 
-def _tensor_of_list(session: ScriptSession, mapped: Mapped, data: object, dtype: object, device: object) -> Any:
+def _tensor_of_list(session: ScriptSession, mapped: Mapped, data: object, dtype: object, device: object) -> object:
     """`torch.tensor(numbers)` of as many as a run knows."""
 
     def one(number: object) -> Any:

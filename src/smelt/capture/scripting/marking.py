@@ -29,7 +29,7 @@ def mark(session: ScriptSession, value: Any) -> Any:
     return value
 
 
-def _object_mark(session: ScriptSession, value: Any, slot: Any) -> Any:
+def _object_mark(session: ScriptSession, value: Any, slot: Any) -> object:
     type_ = slot.type
     if isinstance(type_, ListType) and (isinstance(type_.element, TensorType) or type_.element == ANY):
         return session.tensors_mark(slot)
@@ -40,5 +40,5 @@ def _object_mark(session: ScriptSession, value: Any, slot: Any) -> Any:
     return session.cannot(f"torch receives a {type_} that is not known until run time")
 
 
-def marked(session: ScriptSession, kwargs: dict[str, Any]) -> dict[str, Any]:
+def marked(session: ScriptSession, kwargs: dict[str, object]) -> dict[str, Any]:
     return {name: mark(session, value) for name, value in kwargs.items()}

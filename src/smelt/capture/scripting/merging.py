@@ -95,7 +95,7 @@ class ScriptMerger(Merger):
         self.session.merged[id(result)] = (self.condition, a, b)
         return result
 
-    def _merge(self, a: object, b: object) -> Any:
+    def _merge(self, a: object, b: object) -> object:
         if a is not b and (self._was_there_staged(a) or self._was_there_staged(b)):
             # What is changed in it later is changed for who holds it since before the branch, too.
             self._fail("a list or dict that was there before meets another")
@@ -128,7 +128,7 @@ class ScriptMerger(Merger):
                 return found
         return super()._merge(a, b)
 
-    def _tuples(self, a: Any, b: Any) -> Any:
+    def _tuples(self, a: Any, b: Any) -> object:
         """Two tuples of other lengths; those of one or both only a run of the graph knows."""
         type_ = container_type(self.session, list(map(as_list, (a, b))))
         known = [item for v in (a, b) if class_of(v) is None for item in v]
@@ -147,7 +147,7 @@ class ScriptMerger(Merger):
         is_container = is_staged(value) and isinstance(slot_of(value).type, (ListType, DictType))
         return is_container and class_of(value) is None and self.session.is_outer(value)
 
-    def _lists(self, a: Any, b: Any) -> Any:
+    def _lists(self, a: Any, b: Any) -> object:
         """Lists of other lengths, or of one that a run knows, as one of the graph's."""
         if not all(type(v) is list or (is_staged(v) and isinstance(slot_of(v).type, ListType)) for v in (a, b)):
             return NotImplemented
@@ -163,13 +163,13 @@ class ScriptMerger(Merger):
         self._yield(parts[0], parts[1], found)
         return wrap(found)
 
-    def _listed(self, items: list[Any]) -> Any:
+    def _listed(self, items: list[object]) -> Any:
         type_ = container_type(self.session, [items])
         assert isinstance(type_, ListType)
         self.session.note_held(items)
         return Listed([self.session.encode(item) for item in items], type_)
 
-    def _or_none(self, value: object, is_left: bool) -> Any:
+    def _or_none(self, value: object, is_left: bool) -> object:
         """A value that is None on the other path; NotImplemented where it is no value of the graph's."""
         if not _is_simple(value) and not _is_plain_tuple(value):
             return NotImplemented
@@ -182,18 +182,18 @@ class ScriptMerger(Merger):
         self._yield_one(slot, None, found, is_left)
         return wrap(found)
 
-    def _of_type(self, type_: Type, a: object, b: object) -> Any:
+    def _of_type(self, type_: Type, a: object, b: object) -> object:
         found = ScalarSlot(type_, (DEAD,) * WORLDS)
         self._yield(self._operand(a), self._operand(b), found)
         return wrap(found)
 
-    def _operand(self, value: object) -> Any:
+    def _operand(self, value: object) -> object:
         """A value as an `if` yields it."""
         if type(value) is not tuple:
             return self.session.encode(value)
         return Listed([self.session.encode(item) for item in value], _tuple_type(self.session, value))
 
-    def _scalars(self, a: object, b: object) -> Any:
+    def _scalars(self, a: object, b: object) -> object:
         first, second = value_type(self.session, a), value_type(self.session, b)
         if first != second and ({first, second} <= {*_NUMBERS, ANY} or (ANY in (first, second) and not self.names)):
             # Numbers of two kinds, or what is returned and no more: which one it is, a run knows.

@@ -177,7 +177,7 @@ class ScriptRecorder(ShadowRecorder):
 
     # --- operators ---------------------------------------------------------------------------------------------------
 
-    def record(self, overload: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
+    def record(self, overload: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         session = self.session
         try:
             return self._record(overload, args, kwargs)
@@ -310,7 +310,13 @@ class ScriptRecorder(ShadowRecorder):
             self.varied[slot] = (given,) * WORLDS
 
     def _write(
-        self, noted: list[Any], named: dict[str, Any], name: str, position: int | None, tainted: bool, info: OpInfo
+        self,
+        noted: list[object],
+        named: dict[str, object],
+        name: str,
+        position: int | None,
+        tainted: bool,
+        info: OpInfo,
     ) -> None:
         target = named.get(name)
         if target is None and position is not None and position < len(noted):
@@ -364,7 +370,7 @@ class ScriptRecorder(ShadowRecorder):
             self.fail(*no_argument(info.name, arg, unfit), "S0104")
             return self.session.cannot(*no_argument(info.name, arg, unfit)[:2])
 
-    def _on_shadows(self, overload: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _on_shadows(self, overload: Any, info: OpInfo, args: Sequence[object], kwargs: dict[str, object]) -> Any:
         """Types and results on shadows, None where these cannot tell. Raises: what eager would, for these types."""
         back: dict[int, Any] = {}
         own = [self.in_world(a, 0, back) for a in args]
@@ -394,15 +400,15 @@ class ScriptRecorder(ShadowRecorder):
         # Before they are given back: an `out=` may have got its size just now, which what it stands for has not.
         return [_type_of(r) for r in results], _each(_give_back(result, back), info)
 
-    def _refuse(self, error: Exception, info: OpInfo, args: Sequence[object], kwargs: dict[str, Any]) -> None:
+    def _refuse(self, error: Exception, info: OpInfo, args: Sequence[object], kwargs: dict[str, object]) -> None:
         self.session.refuse(error, info, args, kwargs)
         raise error
 
     # --- numbers -----------------------------------------------------------------------------------------------------
 
     def _number(
-        self, overload: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any], noted: list[Any],
-        named: dict[str, Any], operands: Sequence[Slot],
+        self, overload: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any], noted: list[object],
+        named: dict[str, object], operands: Sequence[Slot],
     ) -> Any:  # fmt: skip
         session = self.session
         if info.short in ("item", "_local_scalar_dense"):
@@ -441,7 +447,7 @@ def _is_empty_type(type_: Type | None) -> bool:
     return isinstance(type_, TensorType) and type_.is_static and 0 in type_.sizes
 
 
-def _each(result: Any, info: OpInfo) -> list[Any]:
+def _each(result: Any, info: OpInfo) -> list[object]:
     return [result] if info.result_count == 1 else list(result or ())
 
 

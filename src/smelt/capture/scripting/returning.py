@@ -47,7 +47,7 @@ class AsReturned:
             self._made[id(value)] = self._container(value)
         return self._made[id(value)]
 
-    def _container(self, value: Any) -> Any:
+    def _container(self, value: Any) -> object:
         if isinstance(value, set):
             return copy.copy(value) if id(value) in self._changed else value
         items = [self.of(item) for item in (value.values() if isinstance(value, dict) else value)]

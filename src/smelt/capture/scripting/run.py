@@ -142,7 +142,7 @@ _FIXES = {
 
 
 def script_graph(
-    fn: Callable[..., Any], examples: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]] = ()
+    fn: Callable[..., object], examples: Sequence[tuple[tuple[object, ...], Mapping[str, object]]] = ()
 ) -> Scripted:
     """The graph of a function or module, from its source. Raises: CaptureError."""
     function, _ = entry_of(fn)
@@ -194,7 +194,7 @@ def _has_defaults(function: Any, kinds: tuple[type, ...]) -> bool:
 
 
 def _with_what_is_asked_for(
-    fn: object, examples: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]], learned: Learned
+    fn: object, examples: Sequence[tuple[tuple[object, ...], Mapping[str, object]]], learned: Learned
 ) -> Scripted:
     """The graph; where it ends in an error, with optional parameters that get it further ("give input_ids or ...")."""
     first = found = _scripted(fn, examples, learned)
@@ -228,7 +228,9 @@ def _asked_for(found: Scripted) -> list[str]:
     return list(dict.fromkeys((*named, *alike, *names)))
 
 
-def _scripted(fn: object, examples: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]], learned: Learned) -> Scripted:
+def _scripted(
+    fn: object, examples: Sequence[tuple[tuple[object, ...], Mapping[str, object]]], learned: Learned
+) -> Scripted:
     for _ in range(_MOST_RUNS):
         try:
             return _Run(fn, examples, learned).run()
@@ -251,7 +253,7 @@ def _scripted(fn: object, examples: Sequence[tuple[tuple[Any, ...], Mapping[str,
     raise _error("scripting came to no end", f"it was started {_MOST_RUNS} times", None)
 
 
-def entry_of(fn: Callable[..., Any]) -> tuple[FunctionType, Any]:
+def entry_of(fn: Callable[..., object]) -> tuple[FunctionType, Any]:
     """The Python function that a program starts with, and what it is bound to. Raises: CaptureError (S0106)."""
     target: Any = fn
     if isinstance(fn, torch.nn.Module):
@@ -506,7 +508,7 @@ def _line_of(error: Exception | None) -> Span | None:
     return found
 
 
-def _line_that_writes(fn: Any, key: Any) -> Span | None:
+def _line_that_writes(fn: Any, key: object) -> Span | None:
     """The first line of the program's own function that assigns to an attribute or item of this name; else the one that
     adds to something, where there is no other that does.
     """

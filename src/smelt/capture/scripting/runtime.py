@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dis import opmap
 from pathlib import Path
 from types import FunctionType, MemberDescriptorType, MethodType
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from smelt.capture.convert.runtime import PlainRuntime, nothing
+from smelt.capture.convert.runtime import Get, Names, PlainRuntime, Set, Thunk, nothing
 from smelt.capture.scripting import calls, quiet
 from smelt.capture.scripting.marking import mark
 from smelt.capture.scripting.session import ScriptSession
@@ -47,7 +47,7 @@ class ScriptRuntime(StagingRuntime):
 
     # --- branches ----------------------------------------------------------------------------------------------------
 
-    def if_(self, at: int, test: object, then: object, orelse: object, names: object, get: object, set: object) -> None:
+    def if_(self, at: int, test: object, then: Thunk, orelse: Thunk, names: Names, get: Get, set: Set) -> None:
         frame = sys._getframe(1)
         self.session.arms[frame.f_code.co_filename, at] = (_first_line(then, at), _first_line(orelse, at))
         test = self.session.settled(test)
@@ -103,7 +103,7 @@ class ScriptRuntime(StagingRuntime):
             self._programs(error)
             raise
 
-    def _of_tensor(self, tensor: torch.Tensor, name: str) -> Any:
+    def _of_tensor(self, tensor: torch.Tensor, name: str) -> object:
         session = self.session
         found = tensors.attribute(session, tensor, name)
         if found is not NotImplemented:
@@ -159,13 +159,13 @@ class ScriptRuntime(StagingRuntime):
             self._programs(error)
             raise
 
-    def _numbers_for_tensors(self, value: object, other: object) -> Any:
+    def _numbers_for_tensors(self, value: object, other: object) -> object:
         """A staged number beside a tensor, as torch's parsers take it."""
         if is_staged(value) and isinstance(other, torch.Tensor):
             return mark(self.session, value)
         return value
 
-    def _lists(self, a: object, b: object) -> tuple[Any, Any]:
+    def _lists(self, a: object, b: object) -> tuple[object, object]:
         """The operands of `a += b`, where a list takes in whatever can be gone over."""
         session = self.session
         if isinstance(a, torch.Tensor) and type(b) is list:
@@ -178,7 +178,7 @@ class ScriptRuntime(StagingRuntime):
                 session.cannot("a value of unknown kind is changed in place", "a list is, a number is not: annotate it")
         return a, b
 
-    def inplace(self, at: int, op: str, a: object, b: object) -> Any:
+    def inplace(self, at: int, op: str, a: object, b: object) -> object:
         _use(self.session, a, b)
         try:
             a, b = map(self.session.settled, (a, b))
@@ -217,14 +217,14 @@ class ScriptRuntime(StagingRuntime):
             self._programs(error)
             raise
 
-    def _inverted(self, a: torch.Tensor) -> Any:
+    def _inverted(self, a: torch.Tensor) -> object:
         """`~a` of a tensor whose element type a run knows; torch asks for it before it calls an operator."""
         for name in ("is_floating_point", "is_complex"):
             test = tensors.method(self.session, name, a, (), {})
             self.raise_if(test, lambda: TypeError(_NOT_INVERTED))
         return torch.ops.aten.bitwise_not.default(a)
 
-    def _operator(self, at: int, op: str, a: object, b: object) -> Any:
+    def _operator(self, at: int, op: str, a: object, b: object) -> object:
         """A method of the user's own class; NotImplemented where there is none."""
         asked = BY_SYMBOL[op]
         for owner, method, other in ((a, asked.method, b), (b, asked.reflected, a)):
@@ -264,11 +264,11 @@ class ScriptRuntime(StagingRuntime):
             self._programs(error)
             raise
 
-    def _with_tensor(self, op: str, left: object, right: object) -> Any:
+    def _with_tensor(self, op: str, left: object, right: object) -> object:
         left, right = self._numbers_for_tensors(left, right), self._numbers_for_tensors(right, left)
         return compared(op, left, right)
 
-    def _is(self, op: str, left: object, right: object) -> Any:
+    def _is(self, op: str, left: object, right: object) -> object:
         session = self.session
         value, other = (right, left) if left is None else (left, right)
         if is_staged(value) and other is None:
@@ -285,7 +285,7 @@ class ScriptRuntime(StagingRuntime):
                 return found if op == "is" else self.not_(0, found)
         return (left is right) if op == "is" else (left is not right)
 
-    def _is_staged(self, value: object, other: object) -> Any:
+    def _is_staged(self, value: object, other: object) -> object:
         """Whether a value that a run knows is the very object. Raises: CannotStage where equal ones may be two."""
         kind, theirs = _kind_of(value), _kind_of(other)
         if is_staged(other) and slot_of(value) is slot_of(other):
@@ -408,12 +408,12 @@ class ScriptRuntime(StagingRuntime):
         self,
         at: int,
         iterable: object,
-        body: object,
-        names: object,
-        get: object,
-        set: object,
-        more: object,
-        anew: object = (),
+        body: Callable[..., None],
+        names: Names,
+        get: Get,
+        set: Set,
+        more: Thunk | None,
+        anew: Names = (),
     ) -> None:
         session = self.session
         session.check_iterator(iterable)
@@ -439,7 +439,7 @@ class ScriptRuntime(StagingRuntime):
             return _Unpacked(self, iterable)
         return super().iterate(at, iterable)
 
-    def starred(self, at: int, rest: list[Any]) -> Any:
+    def starred(self, at: int, rest: list[object]) -> Any:
         return rest[0].items if len(rest) == 1 and isinstance(rest[0], Spread) else rest
 
     def display(self, at: int, is_list: bool, *parts: Any) -> Any:
@@ -472,7 +472,7 @@ class ScriptRuntime(StagingRuntime):
             self._programs(error)
             raise
 
-    def raise_if(self, test: Any, error: Any) -> None:
+    def raise_if(self, test: object, error: Any) -> None:
         """An exception that is raised where a staged test holds."""
 
         def fails() -> None:
@@ -549,7 +549,7 @@ class _OpenRows(StagedSequence):
 class _Unpacked:
     """What stands on the right of an unpacking, where only a run knows how many items there are."""
 
-    def __init__(self, runtime: ScriptRuntime, items: Any) -> None:
+    def __init__(self, runtime: ScriptRuntime, items: object) -> None:
         self.runtime, self.items = runtime, items
 
     def __iter__(self) -> Any:
@@ -566,12 +566,12 @@ class _Unpacked:
             return self._all(length, code[at + 1])
         return self._with_rest(length, code[at + 1], code[at - 1] if at > 1 and code[at - 2] == _EXTENDED else 0)
 
-    def _all(self, length: object, count: int) -> Any:
+    def _all(self, length: object, count: int) -> object:
         self._check("gt", length, count, f"too many values to unpack (expected {count})")
         self._check("lt", length, count, f"not enough values to unpack (expected {count}, got ")
         return iter([self.runtime.getitem(0, self.items, i) for i in range(count)])
 
-    def _with_rest(self, length: object, before: int, after: int) -> Any:
+    def _with_rest(self, length: object, before: int, after: int) -> object:
         """The first items, all others as one that spreads, the last ones."""
         session, items = self.runtime.session, self.items
         count = before + after
@@ -620,7 +620,7 @@ def _is_open_number(session: ScriptSession, value: object) -> bool:
     return isinstance(value, torch.Tensor) and tensors.is_symbolic(session, value)
 
 
-def _property(o: object, name: str, kind: str = "fget") -> Any:
+def _property(o: object, name: str, kind: str = "fget") -> object:
     """The function behind a property of the user's own class."""
     if isinstance(o, type):
         return None

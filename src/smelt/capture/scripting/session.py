@@ -122,7 +122,7 @@ class ScriptSession(Session):
     most_regions = 3 * most_explored
     stages_growth = True
 
-    def __init__(self, roots: Any, scope: Any) -> None:
+    def __init__(self, roots: object, scope: object) -> None:
         super().__init__(None, lambda code: False, roots, scope)
         self.recorder = ScriptRecorder(roots, scope, self)
         self.assumable: dict[Slot, str] = {}
@@ -218,7 +218,7 @@ class ScriptSession(Session):
             return found
         return next((not r.known[opposite] for r in reversed(self.regions) if opposite in r.known), None)
 
-    def same_tensor(self, a: torch.Tensor, b: torch.Tensor) -> Any:
+    def same_tensor(self, a: torch.Tensor, b: torch.Tensor) -> object:
         """`a is b`, where that may follow from the path that was taken."""
         mine, yours = self.merged.get(id(a)), self.merged.get(id(b))
         if a is b:
@@ -329,7 +329,7 @@ class ScriptSession(Session):
         self.lists.add(slot)
         return OpenTuple(slot)
 
-    def taken_apart(self, container: Any) -> Any:
+    def taken_apart(self, container: Any) -> object:
         frame = sys._getframe(2)
         if frame.f_globals.get("__name__") != helpers.__name__ or not isinstance(slot_of(container).type, ListType):
             return super().taken_apart(container)
@@ -359,7 +359,7 @@ class ScriptSession(Session):
     def is_real_power(self, base: object, exponent: object) -> bool:
         return False  # nothing says what the base will be, and what it gives may be of any kind
 
-    def printed(self, value: object) -> Any:
+    def printed(self, value: object) -> object:
         return self.text_of(self, value)
 
     # --- containers in containers ------------------------------------------------------------------------------------
@@ -374,7 +374,7 @@ class ScriptSession(Session):
             elif type(item) is tuple:
                 self.note_held(item)
 
-    def note_merged(self, parts: Sequence[Sequence[Any]], results: Sequence[Slot]) -> None:
+    def note_merged(self, parts: Sequence[Sequence[object]], results: Sequence[Slot]) -> None:
         for values in parts:
             for value, result in zip(values, results, strict=True):
                 if isinstance(value, Slot) and value in self.held:
@@ -434,7 +434,7 @@ class ScriptSession(Session):
         self.raised.append(error)
         raise error
 
-    def _unsafe(self, op: str, *args: object) -> Any:
+    def _unsafe(self, op: str, *args: object) -> object:
         """The same as `emit` for what is known not to raise."""
         operands = [self.encode(arg) for arg in args]
         (type_,) = infer_python(op, [_typed(o) for o in operands])
@@ -624,7 +624,7 @@ class ScriptSession(Session):
 
     # --- what Python insists on --------------------------------------------------------------------------------------
 
-    def hashed(self, slot: ScalarSlot) -> Any:
+    def hashed(self, slot: ScalarSlot) -> object:
         """A parameter's default, as an item of a set or a key. Raises: CannotStage for any other value."""
         if slot not in self.defaults or len(self.regions) > 1:
             what = self.params[slot][0] if slot in self.params else f"a value {slot.type}"

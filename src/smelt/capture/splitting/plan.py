@@ -301,12 +301,12 @@ class _Routing(ast.NodeTransformer):
                 setattr(node, name, [super(_Routing, self).visit(v) if isinstance(v, ast.AST) else v for v in value])
         return node
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> object:
         return node
 
     visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef  # type: ignore[assignment]
 
-    def visit_Call(self, node: ast.Call) -> Any:
+    def visit_Call(self, node: ast.Call) -> object:
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id in _BUILTINS:
             return node

@@ -55,7 +55,7 @@ class StagedBuilder(GraphBuilder):
                 if not self._is_construction(made):
                     self._node(made, escaping)
 
-    def _structured(self, record: Structured, escaping: set[Any]) -> None:
+    def _structured(self, record: Structured, escaping: set[object]) -> None:
         builder = self.builder
         args = tuple(self._arg_of(a) for a in record.args)
         builder.span, builder.scope, builder.mode = self._span(record.site), record.scope, ""
@@ -69,7 +69,7 @@ class StagedBuilder(GraphBuilder):
         """Raises: KeptCast: which way makes it first is not known until a run."""
         raise KeptCast(record, is_staged=True)
 
-    def _region(self, node: Any, region: RegionRecords, escaping: set[Any]) -> None:
+    def _region(self, node: Any, region: RegionRecords, escaping: set[object]) -> None:
         inner = self.builder.add_region(node)
         saved, self.values = self.values, dict(self.values)
         numbers, self.numbers = self.numbers, dict(self.numbers)

@@ -137,7 +137,7 @@ def call(session: Session, runtime: Runtime, fn: Any, args: tuple[Any, ...], kwa
     return fn(*args, **kwargs)
 
 
-def _is_operator(session: Session, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_operator(session: Session, fn: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
     """Whether a tensor's method is given nothing but tensors and numbers, of which `call` changes nothing."""
     if not isinstance(fn.__self__, torch.Tensor) or session.copies.copied or session.picked:
         return False
@@ -158,7 +158,7 @@ def asks(fn: object) -> bool:
     return getattr(fn, "__name__", "") in _ASKING and not isinstance(fn, (FunctionType, MethodType, type))
 
 
-def called_here(session: Session, fn: object) -> Any:
+def called_here(session: Session, fn: object) -> object:
     """What is called in the place of a function that the converted program calls by itself."""
     return functools.partial(record_warning, session) if fn is _WARN else fn
 
@@ -237,7 +237,7 @@ def _tensor_of_numbers(session: Session, data: StagedObject, dtype: object) -> t
 # --- builtins --------------------------------------------------------------------------------------------------------
 
 
-def record_print(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
+def record_print(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     file = kwargs.pop("file", None)
     kwargs = {k: v for k, v in kwargs.items() if v is not None}
     if (sys.stdout, sys.stderr) != session.streams or (file is not None and file not in session.streams):
@@ -251,7 +251,7 @@ def record_print(session: Session, runtime: Runtime, args: tuple[object, ...], k
     session.statement("py.print", *shown, **kwargs)
 
 
-def _warn(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
+def _warn(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     record_warning(session, *args, **kwargs)
 
 
@@ -285,8 +285,8 @@ def _conversion(kind: type) -> Callable[..., Any]:
     return convert
 
 
-def _texts(name: str) -> Callable[..., Any]:
-    def make(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
+def _texts(name: str) -> Callable[..., object]:
+    def make(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         if len(args) != 1 or kwargs:
             return (str if name == "str" else repr)(*args, **kwargs)
         return text_of(session, runtime, args[0], name)
@@ -303,7 +303,7 @@ def _range(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: di
     return StagedRange(session, bounds[0], bounds[1], bounds[2] if len(bounds) == 3 else 1)
 
 
-def _extreme(fn: Any, op: str) -> Callable[..., Any]:
+def _extreme(fn: Any, op: str) -> Callable[..., object]:
     def extreme(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if len(args) == 1 and isinstance(args[0], StagedRange):
             args = (_HANDLERS[list](session, runtime, args, {}),)
@@ -335,7 +335,7 @@ def _sum(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict
     return sum(*args, **kwargs)
 
 
-def _fold(fn: Any, stops_at: bool) -> Callable[..., Any]:
+def _fold(fn: Any, stops_at: bool) -> Callable[..., object]:
     def fold(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         (values,) = args
         if isinstance(values, StagedObject):
@@ -360,13 +360,13 @@ def _isinstance(session: Session, runtime: Runtime, args: tuple[Any, ...], kwarg
     return issubclass(kind, classes)
 
 
-def _type(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
+def _type(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     if len(args) != 1 or kwargs:
         return type(*args, **kwargs)
     return class_of(session, args[0])
 
 
-def _listing(kind: type) -> Callable[..., Any]:
+def _listing(kind: type) -> Callable[..., object]:
     def make(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
         value = args[0] if args else ()
         if isinstance(value, Once):
@@ -385,7 +385,7 @@ def _listing(kind: type) -> Callable[..., Any]:
     return make
 
 
-def _enumerate(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _enumerate(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     sequence = sequence_of(session, args[0])
     if sequence is None:
         return enumerate(*args, **kwargs)
@@ -464,7 +464,7 @@ def _sorted(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: d
     return session.emit("py.call", "list.sorted_by", items, items, reverse)
 
 
-def _next(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _next(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     if session.recorder.depth:
         session.cannot("an iterator is advanced on one path only")
     return next(*args, **kwargs)
@@ -595,10 +595,10 @@ def _update(session: Session, items: StagedObject, *more: Any, **named: Any) -> 
             items.slot = slot_of(session.emit("py.setitem", items, key, value))
 
 
-_LIST_CHANGES: dict[str, Callable[..., Any]] = {
+_LIST_CHANGES: dict[str, Callable[..., object]] = {
     "append": _append, "extend": extend, "pop": _pop, "insert": _insert, "reverse": _reverse, "sort": _sort,
     "remove": _remove, "clear": _clear,
 }  # fmt: skip
-_DICT_CHANGES: dict[str, Callable[..., Any]] = {"pop": _pop_key, "setdefault": _set_default, "update": _update}
+_DICT_CHANGES: dict[str, Callable[..., object]] = {"pop": _pop_key, "setdefault": _set_default, "update": _update}
 
 __all__ = ["call", "condition", "method", "unpacked"]

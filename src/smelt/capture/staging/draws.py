@@ -36,10 +36,10 @@ class Draw:
 
     __slots__ = ("__wrapped__",)
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         self.__wrapped__ = function
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         session = current.found()
         if session is None or not is_live():
             return self.__wrapped__(*args, **kwargs)

@@ -66,7 +66,7 @@ class Reading(Recording):
         self.append("aten.item.default", [slot], {}, [found])
         return wrap(found)
 
-    def _examples_of(self, slot: Slot, native: object) -> tuple[Any, ...]:
+    def _examples_of(self, slot: Slot, native: object) -> tuple[object, ...]:
         type_ = slot_type(slot)
         if type_.shape == () and type_.dtype.kind != "complex":
             return self.recorder.elements.of(slot, self.examples, native)
@@ -223,7 +223,7 @@ class Reading(Recording):
         first = native[0] if isinstance(native, (list, tuple)) and native and isinstance(native[0], int) else 5
         return self.examples.ints(first)
 
-    def _hint(self, what: str) -> Any:
+    def _hint(self, what: str) -> object:
         site = self.site()
         if site is None:
             return None
@@ -259,7 +259,7 @@ class Reading(Recording):
             if _may_do_without(code) and self.convertible(code):
                 raise Again(convert=code)
 
-    def asked_by(self) -> Any:
+    def asked_by(self) -> object:
         """Who asks how large a size is, which is a guard from now on. Where a line asks again and again, it may be the
         test of a loop (`while i < n`), which is one of the graph in converted code. Raises: Again.
         """

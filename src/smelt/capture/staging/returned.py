@@ -110,7 +110,7 @@ def check_constant(value: object, path: str) -> None:
         raise CannotStage(f"{path} is a {type(value).__qualname__} that {how}", "no graph returns it", None)
 
 
-def _keys_in(tree: Tree) -> Iterator[Any]:
+def _keys_in(tree: Tree) -> Iterator[object]:
     match tree:
         case Container():
             yield from tree.keys
@@ -120,7 +120,7 @@ def _keys_in(tree: Tree) -> Iterator[Any]:
             yield from _keys_in(inner)
 
 
-def check_result(roots: Roots, was_there: Callable[[Any], bool]) -> Callable[[Any, str], None]:
+def check_result(roots: Roots, was_there: Callable[[object], bool]) -> Callable[[Any, str], None]:
     """What refuses leaves of a result that are not the same at each call."""
 
     def check(value: object, path: str) -> None:

@@ -129,7 +129,7 @@ class Session(Reading):
         self.questions.append(slot)
         return True
 
-    def asked(self, ask: Callable[[], Any]) -> Any:
+    def asked(self, ask: Callable[[], object]) -> Any:
         """What a call of such an operator gives converted code: a staged answer, of which it makes what it likes."""
         before, self.questions = self.questions, []
         try:
@@ -252,7 +252,7 @@ class Session(Reading):
         self.append("expect", [slot, value], {}, [])
         return value
 
-    def hashed(self, slot: ScalarSlot) -> Any:
+    def hashed(self, slot: ScalarSlot) -> object:
         """The value of an item of a set, or of a key of a dict. Raises: CannotStage."""
         return self.specialize(slot)
 
@@ -370,7 +370,7 @@ class Session(Reading):
     def branch(
         self,
         slot: Slot,
-        arms: Sequence[tuple[list[Any], Outcome]],
+        arms: Sequence[tuple[list[object], Outcome]],
         site: Site | None,
         why: object = None,
         names: Sequence[str] = (),

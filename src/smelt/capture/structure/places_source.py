@@ -29,7 +29,7 @@ class Put:
     kind: str
     items: tuple[Tree, ...]
     keys: tuple[Any, ...] = ()
-    deleted: tuple[Any, ...] = ()
+    deleted: tuple[object, ...] = ()
     start: int = 0
     stop: int = 0
 
@@ -158,14 +158,14 @@ def _named_in(tree: Tree) -> Iterator[str]:
                 yield from _named_in(child)
 
 
-def _item_of(holder: Any, key: Any) -> Any:
+def _item_of(holder: Any, key: Any) -> object:
     """An item as it is stored: subclasses may compute what they show."""
     base = next(base for base in (dict, list, tuple, deque) if isinstance(holder, base))
     return base.__getitem__(holder, key)
 
 
 def _stand_at(
-    found: dict[str, Any], places: Sequence[str], args: Sequence[object], kwargs: Mapping[str, object]
+    found: dict[str, object], places: Sequence[str], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> None:
     """Find what stands at places that no way leads to: in classes that torch's pytree takes apart."""
     wanted = set(places)

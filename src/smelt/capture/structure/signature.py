@@ -97,14 +97,14 @@ class Signature:
     inputs: tuple[str, ...]
     puts: Puts | None = None
 
-    def flatten(self, args: Sequence[object], kwargs: Mapping[str, Any] | None = None) -> list[Any]:
+    def flatten(self, args: Sequence[object], kwargs: Mapping[str, object] | None = None) -> list[Any]:
         """The graph's inputs for a call.
 
         Raises: CaptureError (S0107) where the arguments differ in structure, naming the first difference.
         """
         return self._flatten(args, kwargs, constants=True)
 
-    def flatten_guarded(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Any]:
+    def flatten_guarded(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
         """The graph's inputs for a call that guards have let pass: what is no tensor is theirs to compare. A callable
         object, say, is one of its kind here, and its attributes are guarded where the program read them.
 
@@ -112,7 +112,7 @@ class Signature:
         """
         return self._flatten(args, kwargs, constants=False)
 
-    def _flatten(self, args: Sequence[object], kwargs: Mapping[str, Any] | None, *, constants: bool) -> list[Any]:
+    def _flatten(self, args: Sequence[object], kwargs: Mapping[str, Any] | None, *, constants: bool) -> list[object]:
         tensors: dict[int, Any] = {}
         given = dict(kwargs or {})
         if set(given) == set(self.kwargs.keys):
@@ -130,7 +130,7 @@ class Signature:
         return [tensors[i] for i in range(len(self.inputs))]
 
     def rebuild(
-        self, outputs: Sequence[object], args: Sequence[object] = (), kwargs: Mapping[str, Any] | None = None
+        self, outputs: Sequence[object], args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
     ) -> Any:
         """The program's result from the graph's outputs; the arguments matter where the result holds one of them, and
         get what the program leaves in them.
@@ -139,7 +139,7 @@ class Signature:
             return self.puts.deliver(self.result, outputs, args, kwargs or {})
         return rebuild(self.result, outputs, self._same(args, kwargs or {}))
 
-    def _same(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, Any]:
+    def _same(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
         wanted = set(_shared(self.result))
         if not wanted:
             return {}
@@ -201,7 +201,7 @@ class Arguments:
     tensors: tuple[torch.Tensor, ...]
     paths: tuple[str, ...]
     containers: Mapping[int, str]
-    closed: Mapping[int, tuple[Any, Container]] = field(default_factory=dict)
+    closed: Mapping[int, tuple[object, Container]] = field(default_factory=dict)
 
     def opened(self, heap: ArgumentHeap | None) -> Arguments:
         """The same where some objects are known by structure, not by identity."""

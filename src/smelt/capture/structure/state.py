@@ -112,7 +112,7 @@ def held_at(place: Place) -> Any:
     return tuple(held) if place.is_appended and type(held) is list else held
 
 
-def reader(places: Sequence[Place]) -> Callable[[], tuple[Any, ...]]:
+def reader(places: Sequence[Place]) -> Callable[[], tuple[object, ...]]:
     """Straight code for what those that are arguments hold. It raises LookupError, ValueError or AttributeError for
     nothing, and where one that is appended to holds no list, or one that is an argument.
     """
@@ -141,11 +141,11 @@ def reader(places: Sequence[Place]) -> Callable[[], tuple[Any, ...]]:
     return found
 
 
-def _no_list() -> Any:
+def _no_list() -> object:
     raise ValueError
 
 
-def without_state(kwargs: Mapping[str, object]) -> Mapping[str, Any]:
+def without_state(kwargs: Mapping[str, object]) -> Mapping[str, object]:
     """The keywords that the program itself is called with."""
     return {k: v for k, v in kwargs.items() if k != STATE} if STATE in kwargs else kwargs
 
@@ -164,8 +164,8 @@ def in_names(text: str, places: Sequence[Place]) -> str:
 
 @contextmanager
 def holding(
-    places: Sequence[Place], kwargs: Mapping[str, Any], put_contents: Callable[[Any, Any], None]
-) -> Iterator[dict[str, Any]]:
+    places: Sequence[Place], kwargs: Mapping[str, Any], put_contents: Callable[[object, object], None]
+) -> Iterator[dict[str, object]]:
     """The keywords of a call whose places hold what these say, for the time of the block.
 
     put_contents: has a container hold what another one holds; a container that is known by identity stays itself.

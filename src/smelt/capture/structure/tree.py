@@ -119,7 +119,7 @@ def hidden_tensors(value: object) -> Iterator[torch.Tensor]:
     return (found for found in held_inside(value) if isinstance(found, torch.Tensor))
 
 
-def held_inside(value: object, is_known: Callable[[Any], bool] = lambda value: False) -> Iterator[Any]:
+def held_inside(value: object, is_known: Callable[[object], bool] = lambda value: False) -> Iterator[Any]:
     """A leaf, and all that it holds where no structure leads there; nothing is called, and no iterator is advanced.
 
     is_known: of things of which it does not matter what they hold.
@@ -134,7 +134,7 @@ def held_inside(value: object, is_known: Callable[[Any], bool] = lambda value: F
                 stack.append(item)
 
 
-def _held_next(value: Any) -> Sequence[Any]:
+def _held_next(value: Any) -> Sequence[object]:
     """What a value holds by itself."""
     cls = type(value)
     if isinstance(value, type):
@@ -255,9 +255,9 @@ class Flattener:
     tensors: list[torch.Tensor] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     containers: dict[int, str] = field(default_factory=dict)
-    closed: dict[int, tuple[Any, Container]] = field(default_factory=dict)
+    closed: dict[int, tuple[object, Container]] = field(default_factory=dict)
     convert: Callable[[Any], Any] = lambda value: value
-    stays: Callable[[Any], bool] = lambda value: False
+    stays: Callable[[object], bool] = lambda value: False
     key: Callable[[Any], Any] = lambda key: key
     _index: dict[int, int] = field(default_factory=dict)
     _open: set[int] = field(default_factory=set)
@@ -299,7 +299,7 @@ class Flattener:
         is_plain = all(isinstance(tree, ConstantLeaf) for tree in trees)
         return ConstantLeaf(value) if is_plain else Container("sequence", slice, trees)
 
-    def of_set(self, value: set[Any]) -> Container:
+    def of_set(self, value: set[object]) -> Container:
         """The structure of a set that the run made: a new one around the same items."""
         return Container("sequence", set, tuple(ConstantLeaf(self.key(item)) for item in value))
 
@@ -356,7 +356,7 @@ def _held_by(value: Any) -> Tree | None:
     return Container("object", cls, (), names=names, attributes=attributes)
 
 
-def _context_of(value: object) -> Any:
+def _context_of(value: object) -> object:
     """What a container is made with, beside its items."""
     if isinstance(value, defaultdict):
         return value.default_factory
@@ -394,7 +394,7 @@ def mapped(tree: Tree, path: str, change: Callable[[str, ConstantLeaf], Tree]) -
     return tree
 
 
-def opened(tree: Tree, ids: Collection[int], closed: Mapping[int, tuple[Any, Container]]) -> Tree:
+def opened(tree: Tree, ids: Collection[int], closed: Mapping[int, tuple[object, Container]]) -> Tree:
     """The structure with some objects, which were to be compared as a whole, taken apart."""
     match tree:
         case ConstantLeaf(value) if id(value) in ids:
@@ -406,7 +406,7 @@ def opened(tree: Tree, ids: Collection[int], closed: Mapping[int, tuple[Any, Con
     return tree
 
 
-def match(tree: Tree, value: object, path: str, tensors: dict[int, Any], *, constants: bool = True) -> None:
+def match(tree: Tree, value: object, path: str, tensors: dict[int, object], *, constants: bool = True) -> None:
     """Check a value against a structure and put its tensors into their places. constants: these are compared, too.
 
     Raises: UnfitError, which names the first place that differs.
@@ -444,7 +444,7 @@ def _match_constant(leaf: ConstantLeaf, value: object, path: str) -> None:
     raise UnfitError(f"{path} is {now}, where it was {before} at capture")
 
 
-def _match_container(tree: Container, given: object, path: str, tensors: dict[int, Any], constants: bool) -> None:
+def _match_container(tree: Container, given: object, path: str, tensors: dict[int, object], constants: bool) -> None:
     value: Any = given
     if type(given) is not tree.cls:
         raise UnfitError(f"{path} is {describe(value)}, where a {tree.cls.__qualname__} stood at capture")
@@ -479,7 +479,7 @@ def describe(value: object) -> str:
     return text if text and len(text) <= 40 else f"a {type(value).__qualname__}"
 
 
-def rebuild(tree: Tree, tensors: Sequence[object], same: dict[str, Any] | None = None) -> Any:
+def rebuild(tree: Tree, tensors: Sequence[object], same: dict[str, object] | None = None) -> Any:
     """A value of the structure around other tensors; containers are new, constants are the same objects.
 
     same: what stands at the places of the arguments that the structure names; it also keeps what is met again.
@@ -505,7 +505,7 @@ def rebuild(tree: Tree, tensors: Sequence[object], same: dict[str, Any] | None =
     return assembled(tree, items, [rebuild(attribute, tensors, same) for attribute in tree.attributes])
 
 
-def assembled(tree: Container, items: Sequence[object], attributes: Sequence[object]) -> Any:
+def assembled(tree: Container, items: Sequence[object], attributes: Sequence[object]) -> object:
     """A value of the structure's class, of any kind but "registered", with these parts."""
     value = _shell(tree, items)
     for name, attribute in zip(tree.names, attributes, strict=True):
@@ -514,14 +514,14 @@ def assembled(tree: Container, items: Sequence[object], attributes: Sequence[obj
     return value
 
 
-def tuple_of(cls: type, items: Sequence[object]) -> Any:
+def tuple_of(cls: type, items: Sequence[object]) -> object:
     """A tuple of a class around these items, whatever its constructor takes."""
     # torch.return_types and torch.Size are tuples of C's making, which only their own constructors make.
     is_plain = cls in (tuple, torch.Size) or hasattr(cls, "n_sequence_fields")
     return cls(items) if is_plain else tuple.__new__(cls, items)
 
 
-def _shell(tree: Container, items: Sequence[object]) -> Any:
+def _shell(tree: Container, items: Sequence[object]) -> object:
     cls = tree.cls
     if issubclass(cls, tuple):
         return tuple_of(cls, items)
@@ -549,7 +549,7 @@ def _shell(tree: Container, items: Sequence[object]) -> Any:
     return base.__new__(cls)
 
 
-def tensors_at(tree: Tree, value: object) -> list[Any]:
+def tensors_at(tree: Tree, value: object) -> list[object]:
     """What stands in a value at the places of the structure's tensors, in the order of their numbers."""
     found: dict[int, Any] = {}
     stack: list[tuple[Tree, Any]] = [(tree, value)]
@@ -565,7 +565,7 @@ def tensors_at(tree: Tree, value: object) -> list[Any]:
     return [found[index] for index in sorted(found)]
 
 
-def held_keys(tree: Tree, path: str) -> Iterator[tuple[str, Any]]:
+def held_keys(tree: Tree, path: str) -> Iterator[tuple[str, object]]:
     """The keys of mappings that are, or hold, objects, with names for them."""
     if isinstance(tree, Container):
         labels = key_labels(tree.keys)

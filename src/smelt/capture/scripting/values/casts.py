@@ -26,7 +26,7 @@ def cast(
     runtime: ScriptRuntime,
     name: str,
     tensor: Any,
-    rest: tuple[Any, ...],
+    rest: tuple[object, ...],
     kwargs: dict[str, Any],
 ) -> Any:
     """`tensor.name(*rest, **kwargs)`, or the same function of torch's; NotImplemented for all other calls."""
@@ -61,7 +61,7 @@ def _made(
     return found
 
 
-def _without(kwargs: dict[str, Any], name: str) -> dict[str, Any]:
+def _without(kwargs: dict[str, object], name: str) -> dict[str, Any]:
     return {k: v for k, v in kwargs.items() if k != name}
 
 

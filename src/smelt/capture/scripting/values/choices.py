@@ -65,7 +65,7 @@ def _exactly(value: object) -> Alternative:
     return Alternative(lambda given: given is value or (type(given) is type(value) and bool(given == value)), value)
 
 
-def _of_type(type_: Any) -> Callable[[Any], bool]:
+def _of_type(type_: Any) -> Callable[[object], bool]:
     kinds: Any = _CLASSES.get(type_) if isinstance(type_, Type) else type_.cls
     if kinds is None:
         kinds = {TensorType: torch.Tensor, ListType: (list, tuple), DictType: dict}.get(type(type_), object)
@@ -74,7 +74,7 @@ def _of_type(type_: Any) -> Callable[[Any], bool]:
     return lambda given: isinstance(given, kinds)
 
 
-def absent(type_: Type) -> Any:
+def absent(type_: Type) -> object:
     """What stands for an input that another alternative is given in the place of."""
     if isinstance(type_, TensorType):
         return torch.zeros([d if isinstance(d, int) else 0 for d in type_.shape or ()])

@@ -79,7 +79,7 @@ def _size(session: ScriptSession, tensor: torch.Tensor, dim: Any = None) -> Any:
     return session.sizes(tensor) if dim is None else session.size(tensor, dim)
 
 
-def _stride(session: ScriptSession, tensor: torch.Tensor, dim: Any = None) -> Any:
+def _stride(session: ScriptSession, tensor: torch.Tensor, dim: Any = None) -> object:
     if dim is not None:
         return session.size(tensor, dim, "stride")
     rank = session.type_of(tensor).rank
@@ -88,7 +88,7 @@ def _stride(session: ScriptSession, tensor: torch.Tensor, dim: Any = None) -> An
     return tuple(session.size(tensor, i, "stride") for i in range(rank))
 
 
-def _is(kinds: tuple[str, ...], op: str) -> Callable[..., Any]:
+def _is(kinds: tuple[str, ...], op: str) -> Callable[..., object]:
     def ask(session: ScriptSession, tensor: torch.Tensor) -> Any:
         dtype = session.type_of(tensor).dtype
         return wrap(session.read(op, tensor, BOOL)) if dtype == DType.UNKNOWN else dtype.kind in kinds
@@ -98,7 +98,7 @@ def _is(kinds: tuple[str, ...], op: str) -> Callable[..., Any]:
 
 def _is_contiguous(
     session: ScriptSession, tensor: torch.Tensor, memory_format: object = torch.contiguous_format
-) -> Any:
+) -> object:
     if session.type_of(tensor).is_static:
         return NotImplemented
     if memory_format != torch.contiguous_format:
@@ -106,7 +106,7 @@ def _is_contiguous(
     return wrap(session.read("aten.is_contiguous.default", tensor, BOOL))
 
 
-def _contiguous(session: ScriptSession, tensor: torch.Tensor, *args: object, **kwargs: object) -> Any:
+def _contiguous(session: ScriptSession, tensor: torch.Tensor, *args: object, **kwargs: object) -> object:
     # torch's method gives a tensor back that lies so, as the stand-in may do, without calling the operator.
     type_ = session.type_of(tensor)
     if type_.is_static or (type_.shape is not None and type_.strides is None):
@@ -114,12 +114,12 @@ def _contiguous(session: ScriptSession, tensor: torch.Tensor, *args: object, **k
     return torch.ops.aten.contiguous.default(tensor, *args, **kwargs)
 
 
-def _conj(session: ScriptSession, tensor: torch.Tensor) -> Any:
+def _conj(session: ScriptSession, tensor: torch.Tensor) -> object:
     # torch gives a real tensor back as it is, as the stand-in may be, without calling the operator.
     return torch.ops.aten.conj.default(tensor) if session.type_of(tensor).dtype == DType.UNKNOWN else NotImplemented
 
 
-def _tolist(session: ScriptSession, tensor: torch.Tensor) -> Any:
+def _tolist(session: ScriptSession, tensor: torch.Tensor) -> object:
     type_ = session.type_of(tensor)
     if type_.rank == 0:
         return session.item(tensor)
@@ -132,7 +132,7 @@ def _tolist(session: ScriptSession, tensor: torch.Tensor) -> Any:
     )
 
 
-_METHODS: dict[str, Callable[..., Any]] = {
+_METHODS: dict[str, Callable[..., object]] = {
     "size": _size, "stride": _stride, "dim": lambda s, t: s.rank(t), "ndimension": lambda s, t: s.rank(t),
     "numel": lambda s, t: s.numel(t), "nelement": lambda s, t: s.numel(t), "item": lambda s, t: s.item(t),
     "is_floating_point": _is(("float",), "aten.is_floating_point.default"),
@@ -142,7 +142,9 @@ _METHODS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def method(session: ScriptSession, name: str, tensor: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
+def method(
+    session: ScriptSession, name: str, tensor: object, args: tuple[object, ...], kwargs: dict[str, object]
+) -> Any:
     """`tensor.name(...)` where it asks for what a type may not tell; NotImplemented for all others."""
     answer = _METHODS.get(name)
     if answer is None or not is_symbolic(session, tensor):
@@ -156,7 +158,7 @@ class TensorMethod:
     def __init__(self, session: ScriptSession, tensor: torch.Tensor, name: str) -> None:
         self.session, self.tensor, self.name = session, tensor, name
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         found = method(self.session, self.name, self.tensor, args, kwargs)
         return getattr(self.tensor, self.name)(*args, **kwargs) if found is NotImplemented else found
 
@@ -212,7 +214,7 @@ def _takes_all(session: ScriptSession, key: OpenTuple) -> bool:
     return not is_known_full and not session.fork(slot_of(session.emit("py.gt", session.emit("py.len", key), 0)))
 
 
-def _with_unsure(session: ScriptSession, found: object, key: object) -> Any:
+def _with_unsure(session: ScriptSession, found: object, key: object) -> object:
     """What an index took: a single number takes a view, all else a copy."""
     type_: Any = key.items_type if isinstance(key, OpenTuple) else None
     if isinstance(key, torch.Tensor):
@@ -223,7 +225,7 @@ def _with_unsure(session: ScriptSession, found: object, key: object) -> Any:
     return found
 
 
-def set_index(session: ScriptSession, tensor: torch.Tensor, key: Any, value: Any) -> None:
+def set_index(session: ScriptSession, tensor: torch.Tensor, key: Any, value: object) -> None:
     """`tensor[key] = value`."""
     if _is_of_tensors(key):
         view, rest = tensor, None if _takes_all(session, key) else session.tensors_mark(slot_of(key))
@@ -244,7 +246,7 @@ def set_index(session: ScriptSession, tensor: torch.Tensor, key: Any, value: Any
         put(session, view, value)
 
 
-def _mark(session: ScriptSession, value: Any) -> Any:
+def _mark(session: ScriptSession, value: Any) -> object:
     """A number for torch's parsers; a tensor for a value of which even the kind is known to a run only."""
     if not is_staged(value):
         return value
@@ -319,7 +321,7 @@ def _basic(session: ScriptSession, tensor: torch.Tensor, key: object) -> tuple[A
     return view, [rest.get(i) for i in range(max(rest) + 1)]
 
 
-def _check_list(session: ScriptSession, key: list[Any]) -> None:
+def _check_list(session: ScriptSession, key: list[object]) -> None:
     """Raises: CannotStage for a list of what torch takes for a tuple, and is going to take for a tensor."""
     if any(not hasattr(item, "__index__") or isinstance(item, torch.Tensor) for item in key):
         session.cannot("a tensor is indexed with a list that holds more than numbers", "give a tuple, or a tensor")
@@ -367,7 +369,7 @@ def _is_own(frame: Any) -> bool:
     return bool(name.startswith(("smelt.", "torch._subclasses", "torch._prims", "torch._refs", "torch._meta")))
 
 
-def _property(name: str) -> Callable[[Any], Any]:
+def _property(name: str) -> Callable[[object], object]:
     def make(original: Any) -> Any:
         def read(self: Any) -> Any:
             session = None if _is_own(sys._getframe(1)) else session_now()

@@ -56,7 +56,7 @@ def by_trial(
     kwargs: Mapping[str, object],
     *,
     is_refused: bool = False,
-) -> Any:
+) -> object:
     """The results of an operator on fake tensors, as the CPU gives them. Raises: CannotTell.
 
     is_refused: the kernel without data may have asked for values, so several are tried.

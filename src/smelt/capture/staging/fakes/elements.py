@@ -38,7 +38,7 @@ class Elements:
         self._found: dict[Any, tuple[Any, ...]] = {}
         self._made: dict[Slot, tuple[Any, str, list[Any], dict[str, Any]]] = {}
 
-    def note(self, overload: Any, info: OpInfo, args: list[Any], kwargs: dict[str, Any], slot: Slot) -> None:
+    def note(self, overload: Any, info: OpInfo, args: list[object], kwargs: dict[str, object], slot: Slot) -> None:
         """An operator that writes nothing gave a tensor without dimensions."""
         if info.is_random or info.sized_by is not None or info.result_count != 1:
             return
@@ -59,7 +59,7 @@ class Elements:
         key = self._key(slot)
         return key if isinstance(key, tuple) and isinstance(key[0], Slot) else None
 
-    def _of(self, slot: Slot, examples: Examples, depth: int) -> tuple[Any, ...] | None:
+    def _of(self, slot: Slot, examples: Examples, depth: int) -> tuple[object, ...] | None:
         """Raises nothing; None for what is no plain number."""
         if slot_type(slot).dtype.kind not in _TYPES or depth == 0:
             return None
@@ -82,8 +82,8 @@ class Elements:
         return (self._key(base), dim, index) if is_plain else slot
 
     def _computed(
-        self, slot: Slot, made: tuple[object, str, list[Any], dict[str, Any]], examples: Examples, depth: int
-    ) -> tuple[Any, ...] | None:
+        self, slot: Slot, made: tuple[object, str, list[object], dict[str, object]], examples: Examples, depth: int
+    ) -> tuple[object, ...] | None:
         overload, name, args, kwargs = made
         if name == "aten.select.int":
             return None
@@ -96,7 +96,7 @@ class Elements:
             found = tuple(_run(overload, operands, named, world) for world in range(WORLDS))
         return None if all(number is DEAD for number in found) else found
 
-    def _operand(self, arg: object, examples: Examples, depth: int) -> tuple[Any, ...] | None:
+    def _operand(self, arg: object, examples: Examples, depth: int) -> tuple[object, ...] | None:
         """An operand in each world; None where it is more than a number, or not known."""
         if isinstance(arg, ScalarSlot):
             return arg.worlds

@@ -33,7 +33,7 @@ _COMPLEX = (1.5 + 1j, 0j, 1 + 0j)
 class Examples:
     """Makes them. counts: how many there were, by a key of its own among what a region keeps for each way."""
 
-    def __init__(self, counts: dict[Any, int]) -> None:
+    def __init__(self, counts: dict[tuple[str, int, str], int]) -> None:
         self._counts = counts
 
     def ints(self, first: int = 2) -> tuple[int, ...]:

@@ -91,7 +91,7 @@ class KnownLayouts:
                 raise _Unknown
         return tuple([i for i, other in enumerate(tensors) if other is tensors[0]])
 
-    def find(self, key: Key, args: Sequence[object]) -> Any:
+    def find(self, key: Key, args: Sequence[object]) -> object:
         """Results that lie so, or views of these operands; None where no call was alike."""
         if self._at != self._state():
             self._found.clear()
@@ -186,7 +186,7 @@ class KnownLayouts:
     def _numbers(self, numbers: Sequence[object]) -> list[Any]:
         return [self._number(n) for n in numbers]
 
-    def _shown(self, numbers: list[Any]) -> list[Any]:
+    def _shown(self, numbers: list[object]) -> list[Any]:
         trace = self._trace
         return numbers if trace is None else [sized(trace, n) for n in numbers]
 

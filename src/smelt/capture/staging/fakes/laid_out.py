@@ -50,7 +50,7 @@ def laid_as_on_cpu(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     result: Any,
-) -> Any:
+) -> object:
     """The results of an operator on fake tensors, laid out as on the CPU."""
     results, operands = list(_tensors(result)), list(_tensors((args, list(kwargs.values()))))
     if info.writes or not results or not operands or any(r is o for r in results for o in operands):
@@ -144,7 +144,7 @@ def _viewed(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[L
         return None  # an argument that no graph names
 
 
-def _indexed(args: Sequence[Any], result: torch.Tensor) -> tuple[Any, ...] | None:
+def _indexed(args: Sequence[Any], result: torch.Tensor) -> tuple[object, ...] | None:
     steps = index_strides(_layout(args[0]), _without_masks(args[1], result))
     return steps if steps is not None and len(steps) == result.dim() else None
 
@@ -193,7 +193,7 @@ def _as_views(
     result: object,
     results: Sequence[torch.Tensor],
     layouts: Sequence[Layout],
-) -> Any:
+) -> object:
     if len(results) != len(layouts):
         return result
     made: dict[int, Any] = {}
@@ -210,7 +210,7 @@ def _replaced(
     trace: CaptureTrace | None,
     result: object,
     results: Sequence[torch.Tensor],
-    steps: Sequence[Sequence[Any] | None],
+    steps: Sequence[Sequence[object] | None],
     *,
     is_copy: bool = False,
 ) -> Any:

@@ -69,7 +69,7 @@ def _end(tensor: torch.Tensor) -> int:
     return offset + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True)) + 1
 
 
-def _memory(tensor: torch.Tensor) -> Any:
+def _memory(tensor: torch.Tensor) -> object:
     return storage_key(tensor) if tensor.layout == torch.strided else None
 
 
@@ -90,7 +90,7 @@ class _Alike:
     """Zeros in memory of their own that lie as tensors do. Raises: Doubt where they are too many."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._nbytes: dict[Any, int] = {}
+        self._nbytes: dict[object, int] = {}
         for tensor in tensors:
             if tensor.layout != torch.strided:
                 raise Doubt("an operand is not strided")

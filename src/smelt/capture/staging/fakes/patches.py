@@ -48,7 +48,7 @@ def _tainted(session: Session, tensor: object) -> bool:
     return bool(session.recorder.slot_of(tensor).family.tainted)
 
 
-def _shape(original: Any) -> Any:
+def _shape(original: Any) -> object:
     def read(self: Any) -> Any:
         sizes = original.__get__(self, type(self))
         session = _session()
@@ -78,7 +78,7 @@ def _size(what: str) -> Callable[[Any], Any]:
     return make
 
 
-def _is_contiguous(original: Any) -> Any:
+def _is_contiguous(original: Any) -> object:
     def is_contiguous(self: Any, memory_format: Any = torch.contiguous_format) -> Any:
         session = _session()
         if session is None or session.recorder.slot_of(self) not in session.recorder.varied:
@@ -88,7 +88,7 @@ def _is_contiguous(original: Any) -> Any:
     return is_contiguous
 
 
-def _storage_offset(original: Any) -> Any:
+def _storage_offset(original: Any) -> object:
     def storage_offset(self: Any) -> Any:
         session = _session()
         if session is None or not _tainted(session, self):
@@ -98,7 +98,7 @@ def _storage_offset(original: Any) -> Any:
     return storage_offset
 
 
-def _base(original: Any) -> Any:
+def _base(original: Any) -> object:
     def read(self: Any) -> Any:
         found = original.__get__(self, type(self))
         session = _session()
@@ -107,7 +107,7 @@ def _base(original: Any) -> Any:
     return Getter(original, read)
 
 
-def _is_view(original: Any) -> Any:
+def _is_view(original: Any) -> object:
     def read(self: Any) -> bool:
         session = _session()
         if session is not None:
@@ -118,7 +118,7 @@ def _is_view(original: Any) -> Any:
     return read
 
 
-def _version(original: Any) -> Any:
+def _version(original: Any) -> object:
     def read(self: Any) -> int:
         found: int = original.__get__(self, type(self))
         session = _session()
@@ -127,7 +127,7 @@ def _version(original: Any) -> Any:
     return Getter(original, read)
 
 
-def _numel(original: Any) -> Any:
+def _numel(original: Any) -> object:
     def numel(self: Any) -> Any:
         session = _session()
         return original(self) if session is None else session.numel(self)
@@ -135,7 +135,7 @@ def _numel(original: Any) -> Any:
     return numel
 
 
-def _nbytes(original: Any) -> Any:
+def _nbytes(original: Any) -> object:
     def read(self: Any) -> Any:
         session = _session()
         if session is None or session.recorder.slot_of(self) not in session.recorder.varied:
@@ -151,7 +151,7 @@ def _is_open(session: Session, tensor: object) -> bool:
     return slot in session.recorder.varied and slot_type(slot).strides is not None
 
 
-def _contiguous(original: Any) -> Any:
+def _contiguous(original: Any) -> object:
     def contiguous(self: Any, *args: Any, **kwargs: Any) -> Any:
         session = _session()
         if session is None or not _is_open(session, self):
@@ -175,7 +175,7 @@ def _len(original: Any) -> Any:
     return length
 
 
-def _item(original: Any) -> Any:
+def _item(original: Any) -> object:
     def item(self: Any) -> Any:
         session = _session()
         return session.item(self) if session is not None and _tainted(session, self) else original(self)
@@ -210,7 +210,7 @@ def _number(kind: type) -> Callable[[Any], Any]:
     return make
 
 
-def _tolist(original: Any) -> Any:
+def _tolist(original: Any) -> object:
     def tolist(self: Any) -> Any:
         session = _session()
         if session is None or not _tainted(session, self):
@@ -229,7 +229,7 @@ def _nested(session: Session, tensor: Any) -> Any:
     return [_nested(session, torch.select(tensor, 0, i)) for i in range(tensor.shape[0])]
 
 
-def _text(original: Any) -> Any:
+def _text(original: Any) -> object:
     def text(self: Any, *args: Any, **kwargs: Any) -> Any:
         session = _session()
         if session is None or not _tainted(session, self):
@@ -240,7 +240,7 @@ def _text(original: Any) -> Any:
     return text
 
 
-def _contains(original: Any) -> Any:
+def _contains(original: Any) -> object:
     def contains(self: Any, item: Any) -> Any:
         session = _session()
         if session is None or not _tainted(session, self):
@@ -250,7 +250,7 @@ def _contains(original: Any) -> Any:
     return contains
 
 
-def _iter(original: Any) -> Any:
+def _iter(original: Any) -> object:
     def iterate(self: Any) -> Any:
         session = _session()
         if session is not None and self.dim():
@@ -267,7 +267,7 @@ def _iter(original: Any) -> Any:
 # --- indexing --------------------------------------------------------------------------------------------------------
 
 
-def _getitem(original: Any) -> Any:
+def _getitem(original: Any) -> object:
     def getitem(self: Any, key: Any) -> Any:
         session = _session()
         if session is not None:
@@ -281,7 +281,7 @@ def _getitem(original: Any) -> Any:
     return getitem
 
 
-def _setitem(original: Any) -> Any:
+def _setitem(original: Any) -> object:
     def setitem(self: Any, key: Any, value: Any) -> None:
         session = _session()
         if session is not None:
@@ -348,7 +348,7 @@ def _with_tensors(session: Session, key: object) -> Any:
     return _with_tensor(session, key) if is_plain or isinstance(key, torch.Tensor) else key
 
 
-def _with_tensor(session: Session, item: Any) -> Any:
+def _with_tensor(session: Session, item: Any) -> object:
     if isinstance(item, torch.Tensor) and item.dtype == torch.uint8 and not item.dim() and _tainted(session, item):
         return item != 0
     if type(item) not in (list, tuple) or not item or not _is_of_numbers(item) or not _holds_data(session, item):
@@ -461,9 +461,9 @@ def _index(session: Session, value: Any) -> Any:
     return int(value) if _is_place(value) and not (is_staged(value) or is_sized(value)) else value
 
 
-def _differentiating(name: str) -> Callable[[Any], Any]:
+def _differentiating(name: str) -> Callable[[object], object]:
     def make(original: Any) -> Any:
-        def differentiate(*args: Any, **kwargs: Any) -> Any:
+        def differentiate(*args: Any, **kwargs: Any) -> object:
             session = _session()
             if session is None:
                 return original(*args, **kwargs)
@@ -474,7 +474,7 @@ def _differentiating(name: str) -> Callable[[Any], Any]:
     return make
 
 
-def _grad(original: Any) -> Any:
+def _grad(original: Any) -> object:
     def read(self: Any) -> Any:
         session = _session()
         if session is None:
@@ -484,7 +484,7 @@ def _grad(original: Any) -> Any:
     return Getter(original, read)
 
 
-def _print(original: Any) -> Any:
+def _print(original: Any) -> object:
     def show(*args: Any, **kwargs: Any) -> None:
         session = _session()
         if session is None:
@@ -495,7 +495,7 @@ def _print(original: Any) -> Any:
     return show
 
 
-def _warn(original: Any) -> Any:
+def _warn(original: Any) -> object:
     def warn(*args: Any, **kwargs: Any) -> None:
         session = current.found()
         if session is None:
@@ -559,7 +559,7 @@ def _setattr(original: Any) -> Any:
     return setattr_
 
 
-def _delattr(original: Any) -> Any:
+def _delattr(original: Any) -> object:
     def delattr_(self: Any, name: str) -> None:
         _stays_as_it_is(self, name)
         original(self, name)
@@ -567,7 +567,7 @@ def _delattr(original: Any) -> Any:
     return delattr_
 
 
-def _requires_grad(original: Any) -> Any:
+def _requires_grad(original: Any) -> object:
     def requires_grad_(self: Any, requires_grad: bool = True) -> Any:
         _stays_as_it_is(self, "requires_grad", requires_grad)
         return original(self, requires_grad)
@@ -575,8 +575,8 @@ def _requires_grad(original: Any) -> Any:
     return requires_grad_
 
 
-def _hooked(original: Any) -> Any:
-    def register(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _hooked(original: Any) -> object:
+    def register(self: Any, *args: Any, **kwargs: Any) -> object:
         _stays_as_it_is(self, original.__name__)
         return original(self, *args, **kwargs)
 

@@ -62,7 +62,7 @@ def refusal_of_kinds(
 
 
 @lru_cache(maxsize=4096)
-def _tried(overload: object, forms: tuple[object, ...], named: tuple[tuple[str, Any], ...]) -> Refusal | None:
+def _tried(overload: object, forms: tuple[object, ...], named: tuple[tuple[str, object], ...]) -> Refusal | None:
     found = _refused(overload, forms, named, 1)
     if found is None:
         return None
@@ -81,7 +81,7 @@ def _refused(
     return None
 
 
-def _form(arg: object) -> Any:
+def _form(arg: object) -> object:
     if isinstance(arg, torch.Tensor):
         if arg.layout is not torch.strided or arg.device.type != "cpu":
             raise _UntriedError

@@ -52,7 +52,7 @@ def is_second_hand(error: BaseException) -> bool:
 
 def given_all_the_same(
     shadows: Shadows, name: str, args: Sequence[object], kwargs: Mapping[str, object], error: Exception
-) -> Any:
+) -> object:
     """The results of an operator whose kernel without data raised `error`; None where eager raises, too.
 
     Raises: Doubt.
@@ -93,7 +93,7 @@ def _never_fit(name: str, types: Sequence[TensorType]) -> bool:
     return False
 
 
-def in_eagers_words(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> Exception:
+def in_eagers_words(overload: Any, args: Sequence[Any], kwargs: Mapping[str, object], error: Exception) -> Exception:
     """The error that eager has for operands of which torch's kernel without data raised `error`: tried on zeros."""
     try:
         with unseen(), torch.no_grad():
@@ -117,7 +117,7 @@ def _zeros(arg: object) -> Any:
     return dummy_of(_type(arg)).zero_()
 
 
-def _shadow(shadows: Shadows, type_: Type, grad: bool) -> Any:
+def _shadow(shadows: Shadows, type_: Type, grad: bool) -> object:
     if isinstance(type_, TupleType):
         return [_shadow(shadows, t, grad) for t in type_.elements]
     if not isinstance(type_, TensorType) or not type_.is_static or type_.layout != "strided":

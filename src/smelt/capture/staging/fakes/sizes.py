@@ -17,20 +17,20 @@ Make = Callable[[torch.dtype, Sequence[int]], torch.Tensor]
 Rule = Callable[[Any, Sequence[Any], dict[str, Any], Any, Make], Any]
 
 
-def _nonzero(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> Any:
+def _nonzero(overload: object, args: Sequence[Any], kwargs: dict[str, object], n: int, make: Make) -> Any:
     # Column-major, as eager makes it.
     return make(torch.int64, (args[0].dim(), n)).t()
 
 
-def _where(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> Any:
+def _where(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> object:
     return _nonzero(overload, args, kwargs, n, make).unbind(1) if args[0].dim() else (make(torch.int64, (n,)),)
 
 
-def _masked_select(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> Any:
+def _masked_select(overload: object, args: Sequence[Any], kwargs: dict[str, object], n: int, make: Make) -> object:
     return make(args[0].dtype, (n,))
 
 
-def _index(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> Any:
+def _index(overload: Any, args: Sequence[Any], kwargs: dict[str, object], n: int, make: Make) -> Any:
     """Masks are what their nonzero places are, one index for each dimension."""
     indices: list[Any] = []
     for index in args[1]:
@@ -59,7 +59,7 @@ def _unique_consecutive(overload: Any, args: Sequence[Any], kwargs: dict[str, An
     return make(x.dtype, (n,)), inverse, make(torch.int64, (n,) if given.get("return_counts") else (0,))
 
 
-def _one_hot(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> Any:
+def _one_hot(overload: object, args: Sequence[Any], kwargs: dict[str, object], n: int, make: Make) -> object:
     return make(torch.int64, (*args[0].shape, n))
 
 
@@ -69,7 +69,7 @@ def _bincount(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int
     return make(kind, (n,))
 
 
-def _repeats(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> Any:
+def _repeats(overload: object, args: Sequence[Any], kwargs: dict[str, object], n: int, make: Make) -> object:
     return make(args[0].dtype, (n,))
 
 
@@ -88,7 +88,7 @@ def _narrow(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, 
     return x.narrow(dim, 0, length)
 
 
-def _pack(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: tuple[int, int], make: Make) -> Any:
+def _pack(overload: object, args: Sequence[Any], kwargs: dict[str, object], n: tuple[int, int], make: Make) -> object:
     rows, steps = n
     return args[0].new_empty((rows, *args[0].shape[2:])), make(torch.int64, (steps,))
 

@@ -101,7 +101,7 @@ class Node:
     def clone(self) -> Node:
         return self
 
-    def guard_int(self, file: str, line: int) -> Any:
+    def guard_int(self, file: str, line: int) -> object:
         return current.session().specialize(self.slot)
 
     guard_float = guard_int
@@ -114,7 +114,7 @@ class Node:
     guard_or_false = guard_bool
     guard_or_true = guard_bool
 
-    def int_(self) -> Any:
+    def int_(self) -> object:
         return current.session().specialize(self.slot)
 
     def bool_(self) -> bool:
@@ -128,7 +128,7 @@ class Node:
     __str__ = _graph_repr
 
 
-def _forward(op: str) -> Any:
+def _forward(op: str) -> object:
     def method(self: object, other: object) -> Any:
         return current.session().binary(op, self, other)
 
@@ -142,7 +142,7 @@ def _reverse(op: str) -> Any:
     return method
 
 
-def _unary(op: str) -> Any:
+def _unary(op: str) -> object:
     def method(self: object) -> Any:
         return current.session().emit(op, self)
 
@@ -166,7 +166,7 @@ class _Staged:
             return session.binary("py.pow", self, other)
         return pow(session.specialize(slot_of(self)), other, modulus)
 
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+    def __array__(self, *args: Any, **kwargs: object) -> object:
         return numpy.asarray(current.session().specialize(slot_of(self)), *args)
 
     def __hash__(self) -> int:
@@ -208,7 +208,7 @@ for _name in ("floor", "ceil", "trunc"):
     setattr(_Staged, f"__{_name}__", _call(f"math.{_name}"))
 
 
-def _specialized(kind: type) -> Any:
+def _specialized(kind: type) -> object:
     def method(self: object) -> Any:
         return kind(current.session().specialize(slot_of(self)))
 
@@ -220,7 +220,7 @@ def _class(kind: type) -> Any:
     return property(lambda self: kind)
 
 
-def _itself(self: object) -> Any:
+def _itself(self: object) -> object:
     return self
 
 
@@ -280,7 +280,7 @@ class StagedBool(_Staged, SymBool):
     denominator = property(lambda self: 1)
     conjugate = _as_int
 
-    def bit_length(self) -> Any:
+    def bit_length(self) -> object:
         return _as_int(self)  # of 1 it is 1, of 0 it is 0, and so is the count
 
     bit_count = bit_length
@@ -371,6 +371,6 @@ def own(value: object) -> Any:
     return value
 
 
-def sys_frame(depth: int) -> Any:
+def sys_frame(depth: int) -> object:
     """A frame of this thread."""
     return sys._getframe(depth + 1)

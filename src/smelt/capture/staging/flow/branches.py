@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from smelt.capture.convert.runtime import Get, Set
 from smelt.capture.recording.recorder import Slot, slot_type
 from smelt.capture.recording.spans import Site, is_users
 from smelt.capture.staging.fakes.symbols import is_staged, slot_of
@@ -133,8 +134,8 @@ def _is_carried(session: Session, container: object) -> bool:
 
 
 def _merged(
-    session: Session, key: object, slot: Slot, bodies: Sequence[Callable[[], Any]], names: Sequence[str], get: Any,
-    set_: Any, site: Any, anew: Sequence[str],
+    session: Session, key: object, slot: Slot, bodies: Sequence[Callable[[], Any]], names: Sequence[str], get: Get,
+    set_: Set, site: Any, anew: Sequence[str],
 ) -> Outcome:  # fmt: skip
     """The outcome after either arm. Raises: CannotMerge."""
     before = get()
@@ -155,8 +156,8 @@ def _merged(
 
 
 def _staged_before(
-    session: Session, key: object, grown: Any, type_: Any, bodies: Sequence[Any], names: Sequence[str], get: Any,
-    set_: Any, site: Any,
+    session: Session, key: object, grown: Any, type_: Any, bodies: Sequence[Any], names: Sequence[str], get: Get,
+    set_: Set, site: Any,
 ) -> bool:  # fmt: skip
     """Stage a container that grows in an arm, before the branch; whether that may be."""
     if not session.stages_growth or type(grown) not in (list, dict) or type_ is None:
@@ -170,13 +171,13 @@ def _staged_before(
     return True
 
 
-def own_cells(get: object, set_: object, names: Sequence[str]) -> list[Any]:
+def own_cells(get: Get, set_: Set, names: Sequence[str]) -> list[Any]:
     """The cells of the variables that `get` reads."""
     return cells_of(get, set_)
 
 
 def arm(
-    session: Session, body: Callable[[], Any], before: Any, get: Any, set_: Any, snapshot: Any, start: Any
+    session: Session, body: Callable[[], Any], before: Any, get: Get, set_: Set, snapshot: Any, start: Any
 ) -> Callable[[], Outcome]:
     """One run of an arm: what it leaves, with everything put back."""
     acted = False

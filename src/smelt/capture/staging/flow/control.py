@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from smelt._torch.seen.shadow import is_shadow
-from smelt.capture.convert.runtime import PlainRuntime, nothing
+from smelt.capture.convert.runtime import Get, Names, PlainRuntime, Set, Thunk, nothing
 from smelt.capture.dynamic.values import is_sized
 from smelt.capture.recording.recorder import slot_type
 from smelt.capture.staging import calls
@@ -69,14 +69,14 @@ class StagingRuntime(PlainRuntime):
 
     # --- statements --------------------------------------------------------------------------------------------------
 
-    def if_(self, at: int, test: Any, then: Any, orelse: Any, names: Any, get: Any, set: Any) -> None:
+    def if_(self, at: int, test: Any, then: Thunk, orelse: Thunk, names: Names, get: Get, set: Set) -> None:
         slot = condition(self.session, test)
         if slot is None:
             _PLAIN.if_(at, test, then, orelse, names, get, set)
             return
         branch(self.session, _key(at, names), slot, then, orelse, names, get, set)
 
-    def while_(self, at: int, test: Any, body: Any, names: Any, get: Any, set: Any) -> None:
+    def while_(self, at: int, test: Any, body: Callable[..., None], names: Names, get: Get, set: Set) -> None:
         session, key = self.session, _key(at, names)
         peeled, turns, trace = session.peeled.get(key, 0), 0, session.size_trace
         is_unrolled = ("unrolled", key) in session.whole
@@ -127,7 +127,7 @@ class StagingRuntime(PlainRuntime):
                 raise Again(whole=("unrolled", key))
             return
 
-    def _testing(self, key: Any, test: Any, body: Any, names: Any, get: Any, set: Any) -> None:
+    def _testing(self, key: object, test: Any, body: Callable[..., None], names: Names, get: Get, set: Set) -> None:
         """A loop whose test binds variables: the answer is one more variable, made at the end of each turn."""
         state: list[Any] = [_plain_bool(self.session, test())]
 
@@ -135,7 +135,7 @@ class StagingRuntime(PlainRuntime):
             body()
             state[0] = _plain_bool(self.session, test())
 
-        def get_all() -> tuple[Any, ...]:
+        def get_all() -> tuple[object, ...]:
             return (*get(), state[0])
 
         def set_all(values: tuple[Any, ...]) -> None:
@@ -146,7 +146,15 @@ class StagingRuntime(PlainRuntime):
         run_loop(lambda: Loop(self.session, key, every, get_all, set_all, lambda: state[0], turn, None))
 
     def for_(
-        self, at: int, iterable: Any, body: Any, names: Any, get: Any, set: Any, more: Any, anew: Any = ()
+        self,
+        at: int,
+        iterable: Any,
+        body: Callable[..., None],
+        names: Names,
+        get: Get,
+        set: Set,
+        more: Thunk | None,
+        anew: Names = (),
     ) -> None:
         session, key = self.session, _key(at, names)
         _use(session, iterable)
@@ -202,7 +210,7 @@ class StagingRuntime(PlainRuntime):
         return 2 * loop.size <= unrolled
 
     def _kept_as_long(
-        self, key: object, sequence: StagedSequence, body: Callable[[Any], None]
+        self, key: object, sequence: StagedSequence, body: Callable[[object], None]
     ) -> Callable[[Any], None]:
         """A turn of a loop over lists that keep their lengths. Raises: Again where it makes one longer or shorter:
         Python asks for the length before each turn."""
@@ -228,8 +236,8 @@ class StagingRuntime(PlainRuntime):
         return rolled and len(iterable) > session.peeled.get(key, 0)
 
     def _with_breaks(
-        self, key: Any, sequence: StagedSequence, start: int, body: Any, names: Any, get: Any, set: Any, more: Any,
-        is_live: bool,
+        self, key: Any, sequence: StagedSequence, start: int, body: Callable[..., None], names: Names, get: Get,
+        set: Set, more: Thunk, is_live: bool,
     ) -> None:  # fmt: skip
         """A loop that may end early: a `while` with a place more for the index, and one for whether to go on.
 
@@ -247,7 +255,7 @@ class StagingRuntime(PlainRuntime):
             state[0] = state[0] + 1
             state[1] = _plain_bool(self.session, more())
 
-        def get_all() -> tuple[Any, ...]:
+        def get_all() -> tuple[object, ...]:
             return (*get(), *state)
 
         def set_all(values: tuple[Any, ...]) -> None:
@@ -260,7 +268,7 @@ class StagingRuntime(PlainRuntime):
         if isinstance(sequence, KnownRange):
             self._must_not_grow(key, sequence.length(), before, get())
 
-    def _must_not_grow(self, key: Any, turns: int, before: Any, after: Any) -> None:
+    def _must_not_grow(self, key: object, turns: int, before: Any, after: Any) -> None:
         """Where a short loop that data may end makes tensors of known sizes ones of unknown sizes, each number of its
         turns is a way of its own: there all sizes are known. Raises: Again.
         """
@@ -274,12 +282,12 @@ class StagingRuntime(PlainRuntime):
         self,
         key: object,
         iterable: object,
-        body: object,
-        names: object,
-        get: object,
-        set: object,
-        more: object,
-        anew: object,
+        body: Callable[..., None],
+        names: Names,
+        get: Get,
+        set: Set,
+        more: Thunk | None,
+        anew: Names,
     ) -> None:
         """A loop over what Python knows; once it may have ended early, each further turn stands under an `if`."""
         session = self.session
@@ -292,7 +300,16 @@ class StagingRuntime(PlainRuntime):
             session.gone_over.pop()
 
     def _turns(
-        self, key: Any, iterable: Any, body: Any, names: Any, get: Any, set: Any, more: Any, anew: Any, may_roll: bool
+        self,
+        key: Any,
+        iterable: Any,
+        body: Callable[..., None],
+        names: Names,
+        get: Get,
+        set: Set,
+        more: Thunk | None,
+        anew: Names,
+        may_roll: bool,
     ) -> None:
         session = self.session
         iterator = iter(iterable)
@@ -332,7 +349,16 @@ class StagingRuntime(PlainRuntime):
             raise Again(whole=key)
 
     def _rest(
-        self, key: Any, rest: list[Any], body: Any, names: Any, get: Any, set: Any, more: Any, slot: Any, anew: Any
+        self,
+        key: Any,
+        rest: list[Any],
+        body: Callable[..., None],
+        names: Names,
+        get: Get,
+        set: Set,
+        more: Thunk,
+        slot: Any,
+        anew: Names,
     ) -> None:
         if not rest:
             return
@@ -395,7 +421,7 @@ class StagingRuntime(PlainRuntime):
             return then() if test else orelse()
         return self._choose(at, slot, then, orelse, then)
 
-    def _choose(self, at: int, slot: Any, then: Callable[[], Any], orelse: Callable[[], Any], part: Any) -> Any:
+    def _choose(self, at: int, slot: Any, then: Callable[[], object], orelse: Callable[[], object], part: Any) -> Any:
         """What one of two expressions gives. part: one of them, or what is asked, as the program has it: on one line
         there may be several."""
         held: list[Any] = [None]
@@ -479,10 +505,10 @@ class StagingRuntime(PlainRuntime):
             return found if op == "==" else self.not_(0, found)
         return compared(op, left, right)
 
-    def _equal_items(self, left: Any, right: Any) -> Any:
+    def _equal_items(self, left: Any, right: Any) -> object:
         """Whether two sequences of one length are equal, as one question instead of one for each of Python's."""
 
-        def equal(a: object, b: object) -> Any:
+        def equal(a: object, b: object) -> object:
             return True if a is b else self.truth(0, self._compare("==", a, b))
 
         pairs = [pair for pair in zip(left, right, strict=True) if any(map(self._is_data, pair)) or pair[0] != pair[1]]
@@ -527,7 +553,7 @@ class StagingRuntime(PlainRuntime):
         _use_in_call(self.session, *args, *kwargs.values())
         return calls.call(self.session, self, fn, args, kwargs)
 
-    def called_here(self, at: int, fn: object) -> Any:
+    def called_here(self, at: int, fn: object) -> object:
         return calls.called_here(self.session, fn)
 
     def getattr_(self, at: int, o: object, name: str) -> Any:
@@ -607,7 +633,7 @@ class StagingRuntime(PlainRuntime):
                 return found
         return _PLAIN.binop(at, op, a, b)
 
-    def inplace(self, at: int, op: str, a: object, b: object) -> Any:
+    def inplace(self, at: int, op: str, a: object, b: object) -> object:
         _use(self.session, a, b)
         ordering.check_change(self.session, a)
         if op == "+" and isinstance(a, StagedObject) and isinstance(slot_of(a).type, ListType):

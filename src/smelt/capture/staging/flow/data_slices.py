@@ -36,7 +36,7 @@ class Cut:
     length: int | None
 
     def shadow(
-        self, shadows: Shadows, trace: CaptureTrace | None, overload: Any, args: Sequence[Any], world: int,
+        self, shadows: Shadows, trace: CaptureTrace | None, overload: Any, args: Sequence[object], world: int,
         length: int | None = None,
     ) -> Any:  # fmt: skip
         """What is left of the shadow `args[0]` in a world; DEAD where that world has no such numbers.
@@ -106,7 +106,7 @@ def _clamped(end: int, size: int) -> int:
     return min(max(end + size if end < 0 else end, 0), size)
 
 
-def cut_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], dims: Sequence[Any] | None) -> Cut | None:
+def cut_of(name: str, args: Sequence[Any], kwargs: Mapping[str, object], dims: Sequence[object] | None) -> Cut | None:
     """The cut that an operator makes at numbers that data decide; None for any other.
 
     dims: the sizes of what is cut as numbers, None where one is not known.

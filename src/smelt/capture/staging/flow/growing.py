@@ -32,7 +32,7 @@ _OF_WALKS = (dict, list, tuple, CellType, FrameType)
 class Grows(BaseException):
     """A container grows in a loop: it must be staged before it, as one of a type."""
 
-    def __init__(self, grown: Any, type_: Type, site: Site | None) -> None:
+    def __init__(self, grown: object, type_: Type, site: Site | None) -> None:
         super().__init__("a container grows")
         self.grown, self.type, self.site = grown, type_, site
 
@@ -73,7 +73,7 @@ def _dict_type(session: Session, keys: Sequence[object], values: Sequence[object
     return DictType(_joined(session, of_keys), _joined(session, of_values))
 
 
-def must_be_staged(session: Session, container: object, value: object, *key: object) -> Any:
+def must_be_staged(session: Session, container: object, value: object, *key: object) -> object:
     """A value is put where only a run knows: into a list, or under a key. Raises: Grows, CannotStage."""
     if isinstance(container, dict):
         type_ = _dict_type(session, [*container, *key], [*container.values(), value])
@@ -84,7 +84,7 @@ def must_be_staged(session: Session, container: object, value: object, *key: obj
     raise Grows(container, type_, session.site())  # type: ignore[arg-type]
 
 
-def extends(session: Session, container: list[Any], more: object) -> Any:
+def extends(session: Session, container: list[object], more: object) -> object:
     """A list takes in a traced one. Raises: Grows, CannotStage."""
     type_ = container_type(session, [container, more])
     if type_ is None:
@@ -130,8 +130,8 @@ def stage_container(
     site: Site | None,
     grown: Any,
     type_: Type,
-    get: Callable[[], tuple[Any, ...]],
-    set_: Callable[[tuple[Any, ...]], None],
+    get: Callable[[], tuple[object, ...]],
+    set_: Callable[[tuple[object, ...]], None],
     snapshot: Snapshot,
     *,
     is_carried: bool = False,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from smelt._torch.seen.dispatch import unseen
-from smelt.capture.convert.runtime import HIDDEN, UNDEF
+from smelt.capture.convert.runtime import HIDDEN, UNDEF, Get, Set
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import number_of
 from smelt.capture.recording.recorder import Slot, slot_type
@@ -77,7 +77,7 @@ class Loop:
     """
 
     def __init__(
-        self, session: Session, key: object, names: Sequence[str], get: Any, set_: Any,
+        self, session: Session, key: object, names: Sequence[str], get: Get, set_: Set,
         test: Callable[[], Any] | None, body: Callable[..., Any], bounds: Sequence[Any] | None,
         turns: int | None = None,
     ) -> None:  # fmt: skip
@@ -661,7 +661,7 @@ def run_loop(loop: Callable[[], Loop]) -> Loop:
 
 
 def grown_over(
-    session: Session, key: Any, items: list[Any], names: Sequence[str], get: Any, set_: Any, body: Any
+    session: Session, key: Any, items: list[Any], names: Sequence[str], get: Get, set_: Set, body: Callable[..., None]
 ) -> Any:
     """What a loop over a list goes over: a staged one where the list is known to grow in it, in some runs."""
     found = next((w for w in session.whole if isinstance(w, tuple) and w[:2] == ("over", key)), None)

@@ -55,7 +55,7 @@ class Pending:
 
     __slots__ = ("flag", "value")
 
-    def __init__(self, value: Any, flag: Any = None) -> None:
+    def __init__(self, value: object, flag: object = None) -> None:
         self.value, self.flag = value, flag
 
 
@@ -69,7 +69,9 @@ def flag_in(names: Sequence[str], values: Sequence[object]) -> Any:
     return next((v for n, v in zip(names, values, strict=True) if n.startswith(f"{HIDDEN}returned")), None)
 
 
-def resolved(names: Sequence[str], values: Sequence[Any], slot: Slot, answer: bool, negations: Any) -> tuple[Any, ...]:
+def resolved(
+    names: Sequence[str], values: Sequence[object], slot: Slot, answer: bool, negations: Any
+) -> tuple[Any, ...]:
     """The variables where a condition has an answer: a pending result is there, or is not."""
     found = []
     for value in values:
@@ -144,8 +146,8 @@ class Merger:
         self.left: list[Any] = []
         self.right: list[Any] = []
         self.results: list[Slot] = []
-        self._memo: dict[tuple[int, int], Any] = {}
-        self._partners: tuple[dict[int, Any], dict[int, Any]] = ({}, {})
+        self._memo: dict[tuple[int, int], object] = {}
+        self._partners: tuple[dict[int, object], dict[int, object]] = ({}, {})
         self._keep: list[Any] = []
         self._families: set[int] | None = None
 
@@ -168,7 +170,7 @@ class Merger:
             writes[key] = known._replace(new=self._place(known, left, right))
         return Outcome(value, writes, test=test)
 
-    def _place(self, change: Change, left: Any, right: Any) -> Any:
+    def _place(self, change: Change, left: Any, right: Any) -> object:
         if left is right:
             return left
         if left is MISSING or right is MISSING:
@@ -282,7 +284,7 @@ class Merger:
             self._keep.append((a, b))
         return self._memo[key]
 
-    def _merge(self, a: Any, b: Any) -> Any:
+    def _merge(self, a: Any, b: Any) -> object:
         if isinstance(a, (list, dict)) and isinstance(b, (list, dict)):
             self._must_pair(a, b)
         if a is b:
@@ -322,7 +324,7 @@ class Merger:
             return a
         return self._objects(a, b)
 
-    def _objects(self, a: object, b: object) -> Any:
+    def _objects(self, a: object, b: object) -> object:
         if isinstance(a, (dict, list)) and not (self.session.is_outer(a) or self.session.is_outer(b)):
             return self._structures(a, b)
         if (
@@ -341,7 +343,7 @@ class Merger:
         merged.__dict__.update({k: self.merge(a.__dict__[k], b.__dict__[k]) for k in a.__dict__})
         return merged
 
-    def _structures(self, a: object, b: object) -> Any:
+    def _structures(self, a: object, b: object) -> object:
         """Two containers of a class of the program's, such as the outputs of a model."""
         numbers: dict[int, Any] = {}
         standing = self._standing(numbers)
@@ -363,10 +365,10 @@ class Merger:
         fields = getattr(value, "__dict__", None)
         return isinstance(fields, dict) and self.session.is_outer(fields)
 
-    def _standing(self, numbers: dict[int, Any]) -> Callable[[Any], Any]:
+    def _standing(self, numbers: dict[int, object]) -> Callable[[object], object]:
         """Has a tensor stand where a structure holds what the graph knows, which is noted by the tensor's id."""
 
-        def standing(value: object) -> Any:
+        def standing(value: object) -> object:
             if not is_staged(value):
                 return value
             stand_in = torch.empty(0)
@@ -405,7 +407,7 @@ class Merger:
         if any(id(f) in self._families for f in families):
             self.session.recorder.entwine([*families, result.family], self.why)
 
-    def _scalars(self, a: object, b: object) -> Any:
+    def _scalars(self, a: object, b: object) -> object:
         if class_of(a) is not class_of(b):
             self._fail("a tuple meets what is none")
         left, right = self.session.encode(a), self.session.encode(b)
@@ -434,7 +436,7 @@ class Merger:
             self._keep.append(value)
         return self._memo[key]
 
-    def _exported(self, value: Any) -> Any:
+    def _exported(self, value: Any) -> object:
         if isinstance(value, torch.Tensor):
             return value if self.session.recorder.knows(value) else self._through(value)
         if is_staged(value):
@@ -517,7 +519,7 @@ def _type(value: Any) -> Type:
     return found
 
 
-def _world(value: object, world: int) -> Any:
+def _world(value: object, world: int) -> object:
     if isinstance(value, SizeSlot):
         return value.in_worlds(world + 1)[world]
     return value.worlds[world] if isinstance(value, ScalarSlot) else value

@@ -40,7 +40,7 @@ _READING = frozenset(("copy", "count", "index", "get", "items", "keys", "values"
 _ALONE = 2  # references to an object that only its container holds: that one, and the argument of `getrefcount`
 
 
-def sort(session: Session, runtime: Runtime, items: list[Any], key: object = None, reverse: object = False) -> None:
+def sort(session: Session, runtime: Runtime, items: list[object], key: object = None, reverse: object = False) -> None:
     """`items.sort(key=key, reverse=reverse)` of a list that Python knows the length of."""
     items[:] = ordered(session, runtime, items, key, reverse)
 
@@ -162,7 +162,7 @@ class _Picks:
     alone: containers that nobody else holds, by id.
     """
 
-    def __init__(self, session: Session, place: Any, alone: set[int]) -> None:
+    def __init__(self, session: Session, place: object, alone: set[int]) -> None:
         self.session, self.place, self.alone = session, place, alone
         self.number: Any = None
         self.made: dict[tuple[int, ...], Any] = {}
@@ -182,13 +182,13 @@ class _Picks:
             self.made[ids] = self._one_of(list(values))
         return self.made[ids]
 
-    def _picked(self, values: list[Any]) -> Any:
+    def _picked(self, values: list[object]) -> object:
         ids = tuple(map(id, values))
         if ids not in self.lists:
             self.lists[ids] = self.session.container(values)
         return self.session.getitem(self.lists[ids], self.number)
 
-    def _one_of(self, values: list[Any]) -> Any:
+    def _one_of(self, values: list[Any]) -> object:
         first = values[0]
         if all(isinstance(value, torch.Tensor) for value in values):
             return self._tensor(values)
@@ -215,7 +215,7 @@ class _Picks:
         vars(made).update({k: self._any([vars(value)[k] for value in values]) for k in vars(first)})
         return self._held(values, made)
 
-    def _value(self, values: list[Any]) -> Any:
+    def _value(self, values: list[object]) -> Any:
         slots = [self.session.encode(value) for value in values]
         plain = [slot for slot in slots if type(slot) in _PLAIN]
         if len(plain) == len(slots) and len({(type(p), repr(p)) for p in plain}) == 1:
@@ -235,7 +235,7 @@ class _Picks:
         recorder.entwine(families, ("fork", self.place))
         return self._held(values, found)
 
-    def _held(self, values: list[Any], made: object) -> Any:
+    def _held(self, values: list[object], made: object) -> Any:
         """An object that stands for several; where others hold these, none may change, or be asked who it is."""
         if not all(id(value) in self.alone for value in values):
             for container in (*values, made):

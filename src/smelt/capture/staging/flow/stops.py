@@ -8,7 +8,6 @@ import sys
 import traceback
 from collections.abc import Iterator
 from types import CodeType
-from typing import Any
 
 from smelt.capture.recording.spans import Site, is_smelts
 from smelt.capture.staging import current
@@ -56,7 +55,7 @@ class CannotMerge(CannotStage):
 class CannotGrow(CannotMerge):
     """The outcomes left other contents in a container; contents: containers of what it came to hold."""
 
-    def __init__(self, what: str, why: str, site: Site | None, container: Any, contents: Any) -> None:
+    def __init__(self, what: str, why: str, site: Site | None, container: object, contents: tuple[object, ...]) -> None:
         super().__init__(what, why, site)
         self.container, self.contents = container, contents
 

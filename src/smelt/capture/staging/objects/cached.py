@@ -55,7 +55,7 @@ def of_cache(session: Session, runtime: Runtime, cache: Any, args: tuple[Any, ..
     return made
 
 
-def _held(cache: Any, args: tuple[Any, ...]) -> Any:
+def _held(cache: Any, args: tuple[object, ...]) -> Any:
     """What the cache holds for these arguments; MISSING where that is not known."""
     if cache.cache_parameters()["typed"]:
         return MISSING
@@ -83,7 +83,7 @@ def _at_hand(value: object) -> Any:
     return value
 
 
-def _expression(trace: Any, value: Any) -> Any:
+def _expression(trace: Any, value: Any) -> object:
     if is_sized(value):
         return "size", trace.expr(number_of(value))
     if isinstance(value, tuple):

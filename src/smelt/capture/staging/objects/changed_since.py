@@ -28,7 +28,7 @@ _SIZE = 128
 """So many containers are compared at once: where one is different, each of these is looked at."""
 
 _CONTENTS = attrgetter("cell_contents")
-_OF_FUNCTIONS: tuple[Callable[[Any], Any], ...] = (
+_OF_FUNCTIONS: tuple[Callable[[object], object], ...] = (
     *map(attrgetter, ("__code__", "__defaults__", "__kwdefaults__")),
     annotations_held,
 )
@@ -107,7 +107,7 @@ class Settled:
     copies: by id, the containers and what they held. caches: those of functions. hidden: what holds more than these.
     """
 
-    def __init__(self, roots: Iterable[Any], without: Iterable[Any] = ()) -> None:
+    def __init__(self, roots: Iterable[object], without: Iterable[object] = ()) -> None:
         self._walk = walk = Walk({id(item) for item in without})
         walk.run(roots)
         self.copies = walk.copies
@@ -147,7 +147,7 @@ class Settled:
         walk.run(roots, again)
         return walk
 
-    def _to_visit(self, changed: Iterable[object]) -> Iterator[Any]:
+    def _to_visit(self, changed: Iterable[object]) -> Iterator[object]:
         for container in changed:
             if id(container) in self._walk.seen or isinstance(container, type):
                 yield container
@@ -156,7 +156,7 @@ class Settled:
             # Of globals only the names are gone to that a function has.
             yield from self._walk.functions.get(id(container), ())
 
-    def _leading_elsewhere(self) -> Iterator[Any]:
+    def _leading_elsewhere(self) -> Iterator[object]:
         """What is no container, and refers to something else than it did: an object of another class, with another
         dictionary, with something else in a slot, a function with other code, defaults or annotations.
         """
@@ -177,7 +177,7 @@ class Settled:
 
 
 def _batches(pairs: Iterable[_Pair]) -> Iterator[_Batch | _Cells | _Others]:
-    by_kind: dict[Any, list[_Pair]] = {}
+    by_kind: dict[object, list[_Pair]] = {}
     for pair in pairs:
         container, held = pair
         base: Any = next((base for base in _KINDS if isinstance(container, base)), None)

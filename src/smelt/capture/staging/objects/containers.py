@@ -18,7 +18,7 @@ from smelt.capture.reads.reads_arguments import slots_of
 from smelt.capture.staging.fakes.symbols import StagedObject, wrap
 
 MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "MISSING"})()
-WHOLE: Any = type("_Whole", (), {"__repr__": lambda self: "WHOLE"})()
+WHOLE: object = type("_Whole", (), {"__repr__": lambda self: "WHOLE"})()
 
 
 def put_slot(value: object, name: str, held: object) -> None:
@@ -55,7 +55,7 @@ def has_slots_only(container: object) -> bool:
     return not isinstance(container, (dict, list, set, deque, type, types.CellType, StagedObject))
 
 
-def _items(container: dict[Any, Any]) -> Any:
+def _items(container: dict[object, object]) -> Any:
     """What a dictionary holds, in its order; a subclass's own `items` stays out."""
     return (OrderedDict if isinstance(container, OrderedDict) else dict).items(container)
 

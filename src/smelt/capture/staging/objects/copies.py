@@ -106,7 +106,7 @@ class Copies:
             self.session.cannot(f"a {type(container).__name__} is put into containers more than once", _WHY)
         self.put.add(id(container))
 
-    def note_merged(self, parts: Sequence[Sequence[Any]], results: Sequence[Slot]) -> None:
+    def note_merged(self, parts: Sequence[Sequence[object]], results: Sequence[Slot]) -> None:
         """Values become those of an `if` or a loop."""
         for values in parts:
             for value, result in zip(values, results, strict=True):
@@ -128,7 +128,7 @@ class Copies:
             if before is not None and not are_the_same(now, before):
                 self.session.cannot(f"a {type(container).__name__} is changed that stands in another container", _WHY)
 
-    def calling(self, call: Callable[[], Any], args: Iterable[object]) -> Any:
+    def calling(self, call: Callable[[], object], args: Iterable[object]) -> Any:
         """What a call of code that is not converted gives. Raises: CannotStage where it changes one of these."""
         given = [arg for arg in args if type(arg) in (list, dict) and id(arg) in self.copied]
         for one in given:
@@ -138,7 +138,7 @@ class Copies:
             self.check_unchanged()
         return found
 
-    def check_left(self, left: Iterable[object], was_there: Callable[[Any], bool]) -> None:
+    def check_left(self, left: Iterable[object], was_there: Callable[[object], bool]) -> None:
         """What the program leaves holds no copy beside what it is one of. Raises: CannotStage."""
         if not self.held and not self.copied:
             return  # all that can be reached may be all that the process holds
@@ -181,7 +181,7 @@ def _parts(type_: object) -> list[Type]:
     return [*inner, *(part for one in inner for part in _parts(one))]
 
 
-def _walked(values: Iterable[object]) -> tuple[list[Any], set[int]]:
+def _walked(values: Iterable[object]) -> tuple[list[object], set[int]]:
     """All that nested containers and objects hold, and the ids of the containers."""
     found, seen, waiting = [], set(), list(values)
     while waiting:

@@ -82,8 +82,8 @@ class Snapshot:
 
     def __init__(
         self,
-        roots: Iterable[Any],
-        without: Iterable[Any] = (),
+        roots: Iterable[object],
+        without: Iterable[object] = (),
         hidden: bool = False,
         settled: Settled | None = None,
         codes: bool = True,
@@ -158,7 +158,7 @@ class Snapshot:
                 refill(container, old)
         return any(hidden)
 
-    def _copy_of(self, container: object) -> tuple[Any, Any]:
+    def _copy_of(self, container: object) -> tuple[object, object]:
         found = self._own.get(id(container))
         if found is None:
             assert self._settled is not None
@@ -166,7 +166,7 @@ class Snapshot:
         return found
 
 
-def _as_it_was(table: dict[Any, Any], held: dict[Any, Any]) -> bool:
+def _as_it_was(table: dict[object, object], held: dict[object, object]) -> bool:
     """Leave those entries in a cache's table that were there; whether some of them are gone.
 
     Those come back, but for a bounded cache's, which are parts of more than the table.
@@ -182,7 +182,7 @@ def _as_it_was(table: dict[Any, Any], held: dict[Any, Any]) -> bool:
     return is_less
 
 
-def _hashable(key: object) -> Any:
+def _hashable(key: object) -> object:
     try:
         hash(key)
     except TypeError:

@@ -92,7 +92,7 @@ def are_one(some: Any, other: Any) -> bool:
 class Fields:
     """What objects of one kind hold in some fields, compared at once."""
 
-    def __init__(self, values: Iterable[Any], kind: _Kind) -> None:
+    def __init__(self, values: Iterable[object], kind: _Kind) -> None:
         self._values = list(values)
         self._kind = kind
         self._held = list(map(kind.read, self._values))
@@ -110,8 +110,8 @@ class Fields:
         return is_other
 
 
-def _set_all(names: Sequence[str]) -> Callable[[Any, Any], None]:
-    def put(value: Any, old: Any) -> None:
+def _set_all(names: Sequence[str]) -> Callable[[object, object], None]:
+    def put(value: object, old: Any) -> None:
         for name, held in zip(names, old, strict=True):
             if getattr(value, name) is not held:
                 setattr(value, name, held)
@@ -155,7 +155,7 @@ def _read_object(value: object) -> tuple[Any, ...]:
     return type(value), None if isinstance(value, type) else _space(value)
 
 
-def _space(value: object) -> Any:
+def _space(value: object) -> object:
     try:
         return object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -253,7 +253,7 @@ def _array_of(value: Any, elements: bytes) -> Any:
     return sys.modules["numpy"].frombuffer(elements, dtype=value.dtype).reshape(value.shape)
 
 
-def _put_fields(value: Any, fields: Sequence[Any], old: Any) -> None:
+def _put_fields(value: object, fields: Sequence[Any], old: Any) -> None:
     for field, held in zip(fields, old, strict=True):
         if field_of(value, field) is held:
             continue

@@ -21,9 +21,11 @@ class Packed:
     """Of one staged run: how many sequences there are in each packed batch, by the slot of its steps."""
 
     def __init__(self) -> None:
-        self._batches: dict[Slot, Any] = {}
+        self._batches: dict[Slot, object] = {}
 
-    def note(self, op: str, args: Sequence[object], slots: Sequence[object], size: Callable[[Any, int], Any]) -> None:
+    def note(
+        self, op: str, args: Sequence[object], slots: Sequence[object], size: Callable[[object, int], object]
+    ) -> None:
         """An operator gave these. size: of a tensor, as the program is told."""
         if op == PACK and isinstance(slots[1], Slot):
             self._batches[slots[1]] = size(args[1], 0)

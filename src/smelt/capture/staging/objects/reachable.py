@@ -33,7 +33,7 @@ _ATOMS = (
 )  # fmt: skip
 # Most of what is met, told without asking each class of the above.
 _OFTEN_ATOMS = frozenset(_ATOMS)
-_EMPTY: tuple[Any, ...] = (
+_EMPTY: tuple[object, ...] = (
     iter([]), reversed([]), {}.keys(), {}.values(), {}.items(), iter({}), iter({}.values()), iter({}.items()),
     enumerate(()), zip(), map(len, ()), filter(None, ()), iter(()), types.MappingProxyType({}), itertools.chain(),
     itertools.islice((), 0), itertools.cycle(()),
@@ -101,11 +101,11 @@ class Walk:
     ) -> None:
         self._hidden = hidden
         self.copies: dict[int, tuple[Any, Any]] = {}
-        self.parents: dict[int, list[Any]] = {}
-        self.caches: list[Any] = []
+        self.parents: dict[int, list[object]] = {}
+        self.caches: list[object] = []
         self.hidden: list[Any] = []
         self.iterators: dict[int, Any] = {}
-        self.objects: list[tuple[Any, type, dict[str, Any] | None]] = []
+        self.objects: list[tuple[object, type, dict[str, object] | None]] = []
         self.slots: list[tuple[Any, str, Any]] = []
         self.functions: dict[int, list[types.FunctionType]] = {}
         self.classes: list[type] = []
@@ -115,7 +115,7 @@ class Walk:
         self.keep: list[Any] = []
         self._copied = copied
         self._without = without
-        self._stack: list[Any] = []
+        self._stack: list[object] = []
 
     def run(self, roots: Iterable[object], again: Iterable[object] = ()) -> None:
         """Go to all that the roots lead to. again: what is visited though it was seen."""
@@ -291,7 +291,7 @@ class Walk:
                 self._held(held, value)
 
 
-def slot_in(value: object, name: str) -> Any:
+def slot_in(value: object, name: str) -> object:
     """What stands in an object's slot; None where nothing does."""
     try:
         return object.__getattribute__(value, name)
