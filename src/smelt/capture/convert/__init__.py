@@ -13,7 +13,7 @@ from smelt.capture.convert.runtime import (
     installed,
     nothing,
 )
-from smelt.capture.convert.swap import functions_of, named_functions, swapped
+from smelt.capture.convert.swap import functions_of, living_functions, named_functions, swapped
 
 __all__ = [
     "HIDDEN",
@@ -28,6 +28,7 @@ __all__ = [
     "current",
     "functions_of",
     "installed",
+    "living_functions",
     "named_functions",
     "nothing",
     "swapped",

@@ -64,10 +64,19 @@ def functions_of(codes: Iterable[CodeType], hints: Iterable[object] = ()) -> lis
         return []
     found = {id(function): function for function in named_functions(wanted.values(), hints)}
     if any(_LOCALS in c.co_qualname or not _is_found(c, found) for c in wanted.values()):
-        files = {code.co_filename for code in wanted.values()}
-        for candidate in gc.get_objects():
-            if type(candidate) is FunctionType and candidate.__code__.co_filename in files:
-                _take(candidate, wanted, found)
+        found.update((id(function), function) for function in living_functions(wanted.values()))
+    return list(found.values())
+
+
+def living_functions(codes: Iterable[CodeType]) -> list[FunctionType]:
+    """The functions that run one of `codes` or make functions that do, by looking at all objects of the process."""
+    # Nothing refers back from a code object, nor from the constants that hold it.
+    wanted = {id(code): code for code in codes}
+    files = {code.co_filename for code in wanted.values()}
+    found: dict[int, FunctionType] = {}
+    for candidate in gc.get_objects():
+        if type(candidate) is FunctionType and candidate.__code__.co_filename in files:
+            _take(candidate, wanted, found)
     return list(found.values())
 
 

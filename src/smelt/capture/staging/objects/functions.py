@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dis
-import gc
 import threading
 from collections.abc import Iterable, Iterator
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
@@ -12,7 +11,7 @@ from types import CodeType, FunctionType
 
 import torch
 
-from smelt.capture.convert import CannotConvert, Converted, convert, named_functions
+from smelt.capture.convert import CannotConvert, Converted, convert, living_functions, named_functions
 from smelt.capture.recording.spans import is_users
 
 _lock = threading.RLock()
@@ -77,7 +76,7 @@ class Functions:
             if code in self.refused:
                 return False
         self._asked.add(code)
-        found = self._convert(code, _functions_of(code))
+        found = self._convert(code, living_functions([code]))
         if not found:
             self.refused.setdefault(code, "no function with this code was found")
         return found
@@ -138,12 +137,6 @@ def _all_codes(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _all_codes(constant)
-
-
-def _functions_of(code: CodeType) -> list[FunctionType]:
-    """The functions that run a code object, and those in whose code the function is made anew."""
-    # By looking at all functions: nothing refers back from a code object, nor from the constants that hold it.
-    return [found for found in gc.get_objects() if type(found) is FunctionType and _runs(found, code)]
 
 
 def _runs(function: FunctionType, code: CodeType) -> bool:
