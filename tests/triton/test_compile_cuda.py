@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import smelt
-from smelt.diag import LateError, SmeltWarning
+from smelt._torch import gpu as gpu_of_torch
+from smelt.codegen.lower.gpu.lowering import gpu_of
+from smelt.diag import LateError, SmeltError, SmeltWarning
 from smelt.runtime.cuda import machine
 from smelt.runtime.cuda.driver import unusable
 from tests.triton.fake_cuda import fake_gpu
@@ -293,3 +295,33 @@ def test_gradients_go_back_by_one_launch(gpu: FakeDriver) -> None:
         assert gpu.calls.count("launch") == before + 1
         same((x.grad, ours.inner.weight.grad), (y.grad, eager.inner.weight.grad))
         ours.zero_grad(), eager.zero_grad()
+
+
+def test_memory_that_cannot_be_had_raises_as_eager_and_the_next_call_works(
+    gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from_torch, left = gpu_of_torch.empty, [1]
+
+    def scarce(*args: Any) -> Tensor:
+        if left:
+            left.pop()
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return from_torch(*args)
+
+    program = smelt.compile(lambda x: x.exp() * 2.0)
+    program(drawn(8)), program(drawn(8))
+    monkeypatch.setattr(gpu_of_torch, "empty", scarce)
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        program(drawn(8, seed=1))
+    before = gpu.calls.count("launch")
+    same(program(drawn(8, seed=2)), drawn(8, seed=2).exp() * 2.0)
+    assert not left and gpu.calls.count("launch") == before + 1
+
+
+def test_tensors_on_several_gpus_are_refused_with_both_names() -> None:
+    text = """graph f(%x: f32[4]@"cuda:0", %y: f32[4]@"cuda:1") -> f32[4]@"cuda:1" {
+      return %y
+    }"""
+    with pytest.raises(SmeltError, match="cuda:0 and cuda:1") as caught:
+        gpu_of(smelt.parse(text))
+    assert caught.value.code == "S0303"
