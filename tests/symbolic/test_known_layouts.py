@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import smelt
-from smelt.capture.staging.fakes.fake_tensors import ShadowRecorder
+from smelt.capture.staging.fakes.fake_tensors import FakeRecorder
 
 
 class Blocks(nn.Module):
@@ -26,7 +26,7 @@ class Blocks(nn.Module):
 
 
 def kernels_asked(blocks: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    asked, run = [], ShadowRecorder._run
+    asked, run = [], FakeRecorder._run
 
     def counted(recorder: Any, overload: Any, *more: Any, **named: Any) -> Any:
         asked.append(overload)
@@ -35,7 +35,7 @@ def kernels_asked(blocks: int, monkeypatch: pytest.MonkeyPatch) -> int:
     module = Blocks(blocks).eval()
     compiled = smelt.compile(module)
     with monkeypatch.context() as patch, torch.no_grad():
-        patch.setattr(ShadowRecorder, "_run", counted)
+        patch.setattr(FakeRecorder, "_run", counted)
         for rows in (3, 5):
             x = torch.randn(2, rows, 8)
             torch.testing.assert_close(compiled(x), module(x))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import smelt
-from smelt.capture.staging.fakes.fake_tensors import ShadowRecorder
+from smelt.capture.staging.fakes.fake_tensors import FakeRecorder
 from smelt.capture.staging.stage import _Run
 from tests.forked import smelt_forks
 
@@ -43,7 +43,7 @@ def trained(model: Net, x: Any, compiles: bool) -> tuple[Any, Any]:
 def asked(layers: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How often operators of updates are tried on fake tensors, and how often the program runs on these."""
     counts = {"updates": 0, "runs": 0}
-    run, once = ShadowRecorder._run, _Run._once
+    run, once = FakeRecorder._run, _Run._once
 
     def counted(recorder: Any, overload: Any, *more: Any, **named: Any) -> Any:
         counts["updates"] += str(overload) in ("aten.lerp_.Scalar", "aten.addcdiv_.default", "aten.sqrt.default")
@@ -57,7 +57,7 @@ def asked(layers: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     model, x = Net(layers), torch.randn(3, 4)
     other = copy.deepcopy(model)
     with monkeypatch.context() as patch:
-        patch.setattr(ShadowRecorder, "_run", counted)
+        patch.setattr(FakeRecorder, "_run", counted)
         patch.setattr(_Run, "_once", counted_once)
         found = trained(model, x, True)
     torch.testing.assert_close(found, trained(other, x, False))

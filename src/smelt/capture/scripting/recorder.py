@@ -19,8 +19,8 @@ from smelt._torch.seen.record_patches import is_plain_tensor_type
 from smelt.capture.recording.build import no_argument
 from smelt.capture.recording.opinfo import METADATA, OpInfo, op_info
 from smelt.capture.recording.recorder import _CONSTANT_MAKERS, Family, Slot, slot_type
-from smelt.capture.scripting.values.types import infer_open
-from smelt.capture.staging.fakes.fake_tensors import _IN_PLACE_METADATA, ShadowRecorder, _give_back
+from smelt.capture.scripting.values.types import infer_by_samples
+from smelt.capture.staging.fakes.fake_tensors import _IN_PLACE_METADATA, FakeRecorder, _give_back
 from smelt.capture.staging.fakes.overlaps import check_overlap
 from smelt.capture.staging.fakes.raising import OF_ALL_ELEMENTS
 from smelt.capture.staging.fakes.refused_kernels import Doubt, given_all_the_same, in_eagers_words
@@ -139,7 +139,7 @@ class Marks:
         return type(value) in (int, float) and _FIRST <= abs(value) < 8 * _FIRST
 
 
-class ScriptRecorder(ShadowRecorder):
+class ScriptRecorder(FakeRecorder):
     """Records one scripted run."""
 
     session: ScriptSession
@@ -350,7 +350,7 @@ class ScriptRecorder(ShadowRecorder):
         arguments = [self._argument(info, a, values) for a in noted]
         keywords = {k: self._argument(info, v, values) for k, v in named.items()}
         with unseen():
-            return infer_open(info.name, arguments, keywords), None
+            return infer_by_samples(info.name, arguments, keywords), None
 
     def _in_brackets(self, info: OpInfo, noted: Sequence[Any]) -> dict[str, int]:
         """Whether an operator is the `select` of an index in brackets, and how many numbers stand before it there."""

@@ -23,13 +23,13 @@ from smelt.diag import CaptureError
 from smelt.ir import INT, Graph, Type, Value
 
 if TYPE_CHECKING:
-    from smelt.capture.staging.fakes.fake_tensors import ShadowRecorder
+    from smelt.capture.staging.fakes.fake_tensors import FakeRecorder
 
 
 class StagedBuilder(GraphBuilder):
     """Builds the graph of a staged run."""
 
-    def __init__(self, name: str, recorder: ShadowRecorder, caller: Modes, symbols: Symbols | None = None) -> None:
+    def __init__(self, name: str, recorder: FakeRecorder, caller: Modes, symbols: Symbols | None = None) -> None:
         super().__init__(name, recorder, caller)
         self.symbols = symbols
         self.numbers: dict[Any, Any] = {}

@@ -25,7 +25,7 @@ from smelt.capture.dynamic.values import is_sized, is_symbolic, number_of, sized
 from smelt.capture.recording.recorder import Family, Slot, slot_type
 from smelt.capture.recording.spans import Site, Spans
 from smelt.capture.staging.fakes.examples import Examples
-from smelt.capture.staging.fakes.fake_tensors import ShadowRecorder
+from smelt.capture.staging.fakes.fake_tensors import FakeRecorder
 from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
 from smelt.capture.staging.flow.data_slices import affine_of
 from smelt.capture.staging.flow.stops import NO_FORM, TOO_LONG, Again, CannotStage, Exhausted
@@ -94,7 +94,7 @@ class Recording:
 
     def __init__(self, native: Any, convertible: Callable[[Any], bool], roots: Any, scope: Any) -> None:
         names_of_shadows()
-        self.recorder = ShadowRecorder(roots, scope, self._session)
+        self.recorder = FakeRecorder(roots, scope, self._session)
         self.size_trace: CaptureTrace | None = None
         self.size_slots: dict[Any, SizeSlot] = {}
         self.streams = (sys.stdout, sys.stderr)

@@ -50,7 +50,7 @@ _OF_MATRICES = frozenset((
 ))  # fmt: skip
 
 
-def infer_open(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple[Type, ...]:
+def infer_by_samples(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple[Type, ...]:
     """One type per result, as far as these operands tell. An operator that all of them refuse may give anything."""
     key, _ = call_key(args, kwargs)
     return _infer(op, key)

@@ -71,7 +71,7 @@ _IN_PLACE_METADATA = frozenset((
 _MOST_TURNS = 10_000  # and parts of a tensor, at some 0.1 ms each without data
 
 
-class ShadowRecorder(Recorder):
+class FakeRecorder(Recorder):
     """Records one staged run; `session` answers for values that Python asks for."""
 
     is_native = False
