@@ -253,7 +253,7 @@ NODE = (
     Mutant(
         "node: a gradient's layout",
         "compiler/training/trainable.py",
-        "            elif grad.stride() != steps and grad.numel() and is_plain(grad):",
+        "            elif grad.stride() != steps and grad.numel() and is_plain_anywhere(grad):",
         "            elif False:",
         "an expanded gradient of a result is read as if it were row-major",
         (f"{_BETWEEN}::test_scenarios[expanded]", f"{_BETWEEN}::test_scenarios"),
