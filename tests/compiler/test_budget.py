@@ -21,6 +21,7 @@ from smelt.compiler.deciding.trial import BLOCK, BLOCKS, PAIRS, Trial
 from smelt.compiler.deciding.worth import LITTLE, MARGIN
 from smelt.compiler.object.compiled import dispatcher_of, make_compile
 from smelt.compiler.object.compiled_dispatch import LOST, RESTING
+from smelt.compiler.object.compiled_types import Unrepeated
 from smelt.compiler.split.splitting import split_program
 from smelt.compiler.training.trainable import Trainable
 from smelt.runtime.entering.entry import NAME
@@ -65,7 +66,12 @@ class Clock:
         """A compiled object whose builds, eager calls and compiled calls take so long."""
 
         def timed_build(*args: Any) -> Any:
-            entry = build(*args)
+            try:
+                entry = build(*args)
+            except Unrepeated:  # it has recorded a run, which takes its time, too
+                self.builds += 1
+                self.now += build_s
+                raise
             self.builds += 1
             self.now += build_s
             entry.run = self.timed(entry.run, call_s, "c")

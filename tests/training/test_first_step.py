@@ -12,6 +12,8 @@ from torch import nn
 import smelt
 from smelt.capture.staging.fakes.fake_tensors import FakeRecorder
 from smelt.capture.staging.stage import _Run
+from smelt.compiler import unit
+from smelt.compiler.pipeline import functional_graph
 from tests.forked import smelt_forks
 
 
@@ -84,3 +86,28 @@ print(events.native.profiler is not None)
 
 def test_the_first_recording_of_a_machine_is_watched_natively(tmp_path: Any) -> None:
     assert smelt_forks().run(FIRST.replace("CACHE", repr(str(tmp_path)))).split() == ["True"]
+
+
+def test_a_run_that_makes_the_state_of_an_optimizer_gives_no_functional_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not replayed, so nothing is made of what it recorded; the next run is compiled."""
+    names: list[str] = []
+
+    def counted(graph: Any, *more: Any) -> Any:
+        names.append(graph.name)
+        return functional_graph(graph, *more)
+
+    monkeypatch.setattr(unit, "functional_graph", counted)
+    results = []
+    for compiles in (False, True):
+        torch.manual_seed(0)
+        parameters = [nn.Parameter(torch.randn(3)) for _ in range(2)]
+        optimizer = torch.optim.AdamW(parameters, lr=0.1)
+        step = smelt.compile(optimizer.step) if compiles else optimizer.step
+        for number in range(3):
+            for p in parameters:
+                p.grad = torch.ones(3)
+            step()
+            assert bool(names) == (compiles and number > 0)
+        results.append(parameters)
+    for ours, eager in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(ours, eager)

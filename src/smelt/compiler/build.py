@@ -13,7 +13,7 @@ from smelt.autodiff.inside import computes_gradients
 from smelt.capture import Captured, capture
 from smelt.capture.staging.flow.stops import AS_NATIVE, TOO_LONG, TOO_MANY
 from smelt.compiler.long_loops import with_long_loops
-from smelt.compiler.object.compiled_types import NeedsGradients, ObservedProgram
+from smelt.compiler.object.compiled_types import NeedsGradients, ObservedProgram, Unrepeated
 from smelt.compiler.object.originals import move_originals
 from smelt.compiler.programs.narrow_layers import NARROW
 from smelt.compiler.replayable import acts_repeatably
@@ -28,7 +28,7 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     """Run the program once under the recorder; the unit that computes the same from now on.
 
     Raises: CaptureError where the program cannot be captured, NeedsGradients where autograd must see it run (it has run
-        to its end all the same).
+        to its end all the same), Unrepeated where it did what no replay of a graph does.
     """
     # Before anything is recorded: guards then see parameters where they stay.
     moved = move_originals(fn.target, options)
@@ -149,6 +149,8 @@ def _unit(
             why_fixed = "" if is_free else why_fixed
     if unit is None:
         last = perf_counter()
+        if fn.log is not None and not fn.log.is_replayable:
+            raise Unrepeated(lambda: Unit.of(captured, options).graph)
         unit = Unit.of(captured, options)
     lost_ms = round((last - began) * 1000, 3)
     if lost_ms >= 1:

@@ -46,6 +46,8 @@ from smelt.compiler.object.compiled_types import (
     Row,
     SplitProgram,
     Stats,
+    Unmade,
+    Unrepeated,
     attempt,
 )  # fmt: skip
 from smelt.compiler.object.interrupts import SignalsWait, errors_in_programs
@@ -284,8 +286,12 @@ class Builds:
         before = errors_in_programs()
         failure: Exception | None = None
         entry: Entry | None = None
+        unmade: Unmade | None = None
         try:
-            entry = self._settings.builder(program, args, kwargs, self._settings.options)
+            try:
+                entry = self._settings.builder(program, args, kwargs, self._settings.options)
+            except Unrepeated as error:
+                unmade = Unmade(error.later)
             self._exhausted = program.learnt.exhausted
             self._as_native |= AS_NATIVE in program.learnt.whole
         except RecorderBusy:
@@ -317,7 +323,7 @@ class Builds:
             return program.result
         self._raised = 0
         took = time.perf_counter() - started
-        _, unsettled = attempt(self._settle, program, entry, failure, took, args, kwargs, missed, cause, look)
+        _, unsettled = attempt(self._settle, program, entry, failure, took, args, kwargs, missed, cause, look, unmade)
         if unsettled is not None:
             self._settle_failed(unsettled, args, kwargs)
         return program.result
@@ -383,10 +389,11 @@ class Builds:
         missed: tuple[Row, ...] = (),
         cause: str = "",
         look: Look | None = None,
+        unmade: Unmade | None = None,
     ) -> None:
         """Put the outcome of a build into the table; missed: rows whose guards held, but not what they expect.
 
-        cause: why no row served the call. look: what was to be free.
+        cause: why no row served the call. look: what was to be free. unmade: stands for the entry, where there is none.
         """
         log = program.log or ReadLog()
         if isinstance(failure, NeedsGradients):
@@ -395,7 +402,7 @@ class Builds:
             return
         if not log.is_replayable:
             if not self._takes_state(log):
-                self._settle_effects(log, entry, args, kwargs, missed)
+                self._settle_effects(log, entry or unmade, args, kwargs, missed)
             return
         self._changes_nothing = self.state is None and failure is None
         if entry is not None and PARTLY in getattr(entry, "why_paths", "") and self._takes_written(program):
@@ -565,7 +572,7 @@ class Builds:
         self._original.count(why)
         self._original.warn("paths", f"{self._name} {_HOW[split is not None]} from now on: {why}")
 
-    def _split(self, log: ReadLog, failure: Exception | None, entry: Entry | None) -> SplitProgram | None:
+    def _split(self, log: ReadLog, failure: Exception | None, entry: Entry | Unmade | None) -> SplitProgram | None:
         """What runs in the place of a refused program; None where it can only run as it is."""
         if self._settings.refused is not None:
             self._settings.refused(log, failure, entry)
@@ -577,7 +584,12 @@ class Builds:
         return self.splits
 
     def _settle_effects(
-        self, log: ReadLog, entry: Entry | None, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]
+        self,
+        log: ReadLog,
+        entry: Entry | Unmade | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        missed: tuple[Row, ...],
     ) -> None:
         self._effects_seen += 1
         reason = f"it has effects that a compiled program would not repeat: {log.why_not()}"

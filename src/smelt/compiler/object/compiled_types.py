@@ -31,6 +31,7 @@ from smelt.compiler.object.miss_texts import joined_misses
 from smelt.compiler.paths import Outcome, Paths
 from smelt.compiler.raised_run import RaisedRun
 from smelt.diag import CaptureError, Options, Span
+from smelt.ir import Graph
 from smelt.runtime.entering.entry import NativeRow
 from smelt.runtime.guarding.guards import Form, GuardSet, SizeCheck
 
@@ -133,7 +134,10 @@ class Entry(Protocol):
 
 
 class Builder(Protocol):
-    """Makes an entry from one native run. Raises: NeedsGradients where autograd gave a history in it."""
+    """Makes an entry from one native run.
+
+    Raises: NeedsGradients where autograd gave a history in it; Unrepeated where it did more than a graph does.
+    """
 
     def __call__(
         self, fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options
@@ -157,6 +161,29 @@ class Undelivered(Exception):
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+class Unrepeated(Exception):
+    """The program ran, and did what no replay of its graph does: there is no entry.
+
+    later: makes the functional graph, which seldom anybody wants to see.
+    """
+
+    def __init__(self, later: Callable[[], Graph]) -> None:
+        super().__init__()
+        self.later = later
+
+
+@dataclass(frozen=True, slots=True)
+class Unmade:
+    """Stands for the entry of a program that did more than its graph. later: makes its functional graph."""
+
+    later: Callable[[], Graph]
+
+    @property
+    def graph(self) -> Graph | None:
+        """The functional graph; None where it cannot be made."""
+        return attempt(self.later)[0]
 
 
 class NeedsGradients(Exception):
@@ -197,7 +224,7 @@ class Settings:
     background: bool = False
     dynamic_shapes: Any = None
     split: Callable[..., SplitProgram | None] | None = None
-    refused: Callable[[ReadLog, Exception | None, Entry | None], None] | None = None
+    refused: Callable[[ReadLog, Exception | None, Entry | Unmade | None], None] | None = None
     ledger: Ledger | None = None
 
 

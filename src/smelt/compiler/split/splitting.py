@@ -32,7 +32,7 @@ from smelt.capture.reads.reads_values import COMPILED_TARGET, has_own_lookup
 from smelt.capture.splitting.plan import Marks
 from smelt.compiler.deciding.trial import Trial, first_trial
 from smelt.compiler.deciding.worth import Worth
-from smelt.compiler.object.compiled_types import Entry, NotDifferentiable, Settings
+from smelt.compiler.object.compiled_types import Entry, NotDifferentiable, Settings, Unmade
 from smelt.compiler.split.splitting_function import Region, SplitFunction, Unsplit
 from smelt.compiler.split.splitting_pieces import MIN_OPERATORS, Break, Piece, operators, places_of, without_pieces
 from smelt.diag import Span
@@ -386,7 +386,7 @@ def _module_call(module: torch.nn.Module, forward: Callable[..., Any]) -> Callab
 
 
 def split_program(
-    target: Any, name: str, settings: Settings, log: ReadLog, error: Exception | None, entry: Entry | None
+    target: Any, name: str, settings: Settings, log: ReadLog, error: Exception | None, entry: Entry | Unmade | None
 ) -> Splits | None:
     """The program in pieces, after what a run of it did; None where that does not pay or cannot be."""
     count = operators(entry)

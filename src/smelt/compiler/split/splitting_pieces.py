@@ -20,7 +20,7 @@ from smelt.capture.reads.reads_effects import file_kind
 from smelt.capture.structure.tree import has_parts, parts
 from smelt.compiler.object.compiled import CompiledFunction
 from smelt.compiler.object.compiled_dispatch import DISPATCHER, Dispatcher
-from smelt.compiler.object.compiled_types import Entry, ObservedProgram, Row, Settings
+from smelt.compiler.object.compiled_types import Entry, ObservedProgram, Row, Settings, Unmade
 from smelt.compiler.paths import ManyWays
 from smelt.diag import CaptureError, Options, SmeltError, Span
 from smelt.runtime.guarding.guards import Guard
@@ -53,7 +53,7 @@ class Piece(CompiledFunction[..., Any]):
     __slots__ = (DISPATCHER,)
 
     def __init__(self, target: Callable[..., Any], name: str, settings: Settings, refused: Refused) -> None:
-        def split(log: ReadLog, error: Exception | None, entry: Entry | None) -> None:
+        def split(log: ReadLog, error: Exception | None, entry: Entry | Unmade | None) -> None:
             try:
                 refused(log, error, isinstance(error, TooSmall))
             except Exception:  # whatever is wrong here, the piece runs as it is
@@ -114,7 +114,7 @@ def _storm(rows: tuple[Row, ...], args: tuple[Any, ...], kwargs: Mapping[str, An
     return guard if len(found) == 1 and guard.span is not None else None
 
 
-def operators(entry: Entry | None) -> int | None:
+def operators(entry: Entry | Unmade | None) -> int | None:
     """How many operators the graph of an entry has; None where that is not known."""
     graph = getattr(entry, "graph", None)
     if graph is None:
