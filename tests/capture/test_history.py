@@ -143,3 +143,17 @@ def test_a_result_of_a_subclass_is_one_at_every_call() -> None:
     with pytest.raises(smelt.CaptureError, match="a tensor becomes a Marked") as error:
         smelt.script(marks)
     assert error.value.where.line == marks.__code__.co_firstlineno + 1
+
+
+def test_a_view_of_a_parameter_by_a_free_size_requires_gradients_as_its_base_does() -> None:
+    table = torch.nn.Parameter(torch.randn(20, 3))
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return table[x.shape[0] :], x * 2
+
+    with torch.no_grad():
+        traced = smelt.trace(program, torch.ones(3), dynamic_shapes={"x": {0: smelt.Dim("N", min=2)}})
+        for size in (3, 5):
+            (view, twice), x = traced(torch.ones(size)), torch.ones(size)
+            assert torch.equal(view, table[size:]) and torch.equal(twice, 2 * x)
+            assert view.requires_grad and view.is_leaf and view.data_ptr() == table[size:].data_ptr()

@@ -99,7 +99,8 @@ def begun_inside(tensors: Sequence[torch.Tensor], recorder: Recorder, caller: Mo
             if given:
                 what = f"a result has an attribute that the program gave it, `{given[0]}`"
                 return Odd(what, _WHY_NAMED, _FIX_NAMED, _site_of(tensor, recorder))
-            if is_leaf(tensor) and tensor._base is not None and is_outside(tensor._base):
+            base = recorder.base_of(tensor)
+            if is_leaf(tensor) and base is not None and is_outside(base):
                 # A view that is made without gradients requires them where its base does.
                 continue
             if not tensor.requires_grad or from_outside:

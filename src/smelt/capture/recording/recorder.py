@@ -557,6 +557,10 @@ class Recorder:
         slot = self._slots.get(id(tensor))
         return slot if slot is not None and slot.ref() is tensor else self._adopt(tensor)
 
+    def base_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """What a view that autograd knows is one of; None for what is no such view."""
+        return tensor._base
+
     def keep(self, tensors: Sequence[torch.Tensor], roots: Roots) -> str:
         """Have tensors that the run made for a cache be state from their last making on; why that cannot be.
 

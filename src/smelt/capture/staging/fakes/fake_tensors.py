@@ -139,6 +139,10 @@ class FakeRecorder(Recorder):
             self.known_states[id(tensor)] = found
         return found
 
+    def base_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A real tensor, where the view is one of its fake tensor."""
+        return self.shadows.base_of(tensor)
+
     def read(self, tensor: torch.Tensor, what: str) -> None:
         if self.slot_of(tensor).family.tainted:
             self.session.cannot(f"Python reads all elements of a tensor by {what}")
