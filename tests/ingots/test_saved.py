@@ -6,12 +6,15 @@ import copy
 import io
 import json
 import pickle
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
 
 import smelt
 from smelt.runtime.ingot.load import load
@@ -19,6 +22,8 @@ from smelt.runtime.ingot.manifest import FORMAT
 from smelt.runtime.ingot.natives import targets
 from smelt.runtime.ingot.tensors import raw
 from tests.forked import light_forks
+from tests.golden import stages
+from tests.golden.text import read
 from tests.ingots.programs import Counter, Mlp, Pair, Tied, accumulate, branches, cases, collatz, looked_up
 
 ELSEWHERE = """
@@ -72,6 +77,10 @@ def agree(one: Any, other: Any) -> None:
             assert left == right and type(left) is type(right)
 
 
+def _other_numbers(value: Any) -> Any:
+    return torch.randn_like(value) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
 class TestFreshProcess:
     def test_gives_what_the_program_gave(self, tmp_path: Path) -> None:
         saved, wanted = {}, {}
@@ -87,6 +96,23 @@ class TestFreshProcess:
         for name, (is_native, why_not, results) in found.items():
             assert is_native, f"{name}: {why_not}"
             agree(results[0], wanted[name])
+
+    def test_the_seeds_programs_give_what_they_gave(self, tmp_path: Path) -> None:
+        saved, wanted = {}, {}
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", smelt.SmeltWarning)
+            for case in read(Path(stages.__file__).parent / "cases" / "seeds.txt"):
+                if case.how != "stage: graph":
+                    continue
+                with stages.program(case.before) as (target, args, kwargs):
+                    given = tree_map(_other_numbers, (args, kwargs))
+                    smelt.trace(target, args, kwargs).save(tmp_path / case.name)
+                    wanted[case.name] = target(*given[0], **given[1])
+                    saved[case.name] = tmp_path / case.name, [given]
+        assert len(saved) == 6
+        for name, (is_native, why_not, results) in elsewhere(tmp_path, saved).items():
+            assert is_native, f"{name}: {why_not}"
+            torch.testing.assert_close(results[0], wanted[name])
 
     def test_control_flow_takes_each_of_its_paths(self, tmp_path: Path) -> None:
         x = torch.randn(3, 3)
