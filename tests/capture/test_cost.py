@@ -18,10 +18,10 @@ import torch
 
 import smelt
 from smelt.capture import captured
+from smelt.capture.convert import swap
 from smelt.capture.reads import reads, reads_patch, reads_values
 from smelt.capture.recording.recorder import Recorder, Slot
 from smelt.capture.recording.spans import Site
-from smelt.capture.staging.objects import functions
 from smelt.capture.structure.roots import reachable
 from smelt.diag import Span
 from smelt.diag.collector import full_collections_later
@@ -72,7 +72,7 @@ def refused_scans(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         scans.append(1)
         return gc.get_objects()
 
-    monkeypatch.setattr(functions, "gc", SimpleNamespace(get_objects=get_objects))
+    monkeypatch.setattr(swap, "gc", SimpleNamespace(get_objects=get_objects))
     yield scans
 
 

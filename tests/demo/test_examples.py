@@ -45,7 +45,7 @@ def test_example_runs(forks: Forks, script: Path, tmp_path: Path) -> None:
 
 def test_a_gpt_trains_alike_eagerly_and_compiled(forks: Forks, tmp_path: Path) -> None:
     script = next(path for path in EXAMPLES if path.stem == "train_gpt")
-    small = ["--steps", "6", "--layers", "1", "--width", "16", "--plot", "curves.png"]
+    small = ["--steps", "24", "--layers", "1", "--width", "16", "--plot", "curves.png"]
     told = _run(forks, script, tmp_path, *small)
     lines = [re.findall(r"loss (\S+) to (\S+),", line) for line in told.splitlines() if "of CPU a step" in line]
     assert len(lines) == 2 and lines[0] == lines[1]

@@ -12,6 +12,7 @@ from torch._higher_order_ops.while_loop import while_loop
 
 import smelt
 from smelt._torch.seen.record_patches import eager_stance
+from smelt.capture.staging.objects.process import Settings
 from tests.doors.programs import Of, assert_alike
 
 _X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.1
@@ -37,6 +38,9 @@ def test_torch_exports_while_another_thread_captures() -> None:
         return while_loop(lambda i, y: i < n, lambda i, y: (i + 1, y * 1.5 + x), (torch.tensor(0), x))
 
     call = (_X, torch.tensor(3))
+    # What an export switches off for a while.
+    enabled = [getattr(torch._C, f"_get_{name}_enabled") for name in ("cudnn", "mkldnn", "nnpack")]
+    before = [read() for read in enabled]
     thread = threading.Thread(target=trace)
     thread.start()
     try:
@@ -45,6 +49,7 @@ def test_torch_exports_while_another_thread_captures() -> None:
     finally:
         done.set()
         thread.join()
+    assert [read() for read in enabled] == before
     for program_ in exported:
         modules = list(program_.graph_module.modules())
         held = [v for module in modules for v in (*vars(module).values(), *module.buffers())]
@@ -83,3 +88,34 @@ def test_other_threads_compile_while_one_is_recorded() -> None:
     assert done.is_set() and torch._dynamo.eval_frame._stance.stance == "default"
     with torch.compiler.set_stance("fail_on_recompile"), pytest.raises(RuntimeError, match="recompile"):
         compiled(torch.rand(3, 4, 5, dtype=torch.float64))
+
+
+def test_what_an_export_switches_off_is_left_to_it() -> None:
+    inside, seen = threading.Event(), threading.Event()
+
+    class Waiting(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inside.set()
+            assert seen.wait(60)
+            return x + 1
+
+    def enabled() -> list[bool]:
+        return [getattr(torch._C, f"_get_{name}_enabled")() for name in ("cudnn", "mkldnn", "nnpack")]
+
+    on, before = enabled(), Settings()
+    thread = threading.Thread(target=lambda: torch.export.export(Waiting(), (_X,)))
+    thread.start()
+    try:
+        assert inside.wait(60)
+        off, during = enabled(), Settings()
+        before.put_back()
+        assert enabled() == off == [False] * 3
+    finally:
+        seen.set()
+        thread.join()
+    assert enabled() == on
+    during.put_back()
+    assert enabled() == on
+    torch.backends.mkldnn.enabled = not on[1]
+    before.put_back()
+    assert enabled() == on

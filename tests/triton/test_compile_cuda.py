@@ -22,6 +22,7 @@ from smelt.codegen.lower.gpu.lowering import gpu_of
 from smelt.diag import LateError, SmeltError, SmeltWarning
 from smelt.runtime.cuda import machine
 from smelt.runtime.cuda.driver import unusable
+from tests.forked import smelt_forks
 from tests.triton.fake_cuda import fake_gpu
 from tests.triton.fake_driver import FakeDriver
 
@@ -245,8 +246,24 @@ def test_what_no_program_needs_is_given_back(gpu: FakeDriver) -> None:
     assert gpu.nothing_left
 
 
+def apart(test: Callable[..., None], *args: float) -> None:
+    """Run a test in a process of its own: autograd's engine has queues for the devices that there are when it is first
+    used, and in this process it may have been.
+    """
+    smelt_forks().run(
+        f"from tests.triton import test_compile_cuda as tests\n"
+        f"with tests.fake_gpu() as gpu:\n    tests.{test.__name__}(gpu, *{args!r})\n"
+    )
+
+
 @pytest.mark.parametrize(("momentum", "most"), [(0.0, 1), (0.9, 3)])
-def test_a_whole_training_step_is_launches_alone(gpu: FakeDriver, momentum: float, most: int) -> None:
+def test_a_whole_training_step_is_launches_alone(momentum: float, most: int) -> None:
+    apart(train, momentum, most)
+
+
+def train(gpu: FakeDriver, momentum: float, most: int) -> None:
+    """A step has so many launches at most, and leaves the parameters that eager's leaves."""
+
     def stepping(model: nn.Module) -> Callable[[Tensor], Tensor]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
 
@@ -272,7 +289,13 @@ def test_a_whole_training_step_is_launches_alone(gpu: FakeDriver, momentum: floa
         torch.testing.assert_close(mine.detach().cpu(), theirs.detach().cpu(), rtol=1e-5, atol=1e-6)
 
 
-def test_gradients_go_back_by_one_launch(gpu: FakeDriver) -> None:
+def test_gradients_go_back_by_one_launch() -> None:
+    apart(go_back)
+
+
+def go_back(gpu: FakeDriver) -> None:
+    """A compiled model's backward is one launch, and its gradients are eager's."""
+
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -35,6 +35,13 @@ class Settings:
 
     def __init__(self) -> None:
         self._held = [(setting, setting.read()) for setting in _settings()]
+        if any(now is False and settings.is_of_export(setting.read) for setting, now in self._held):
+            self._leave_to_export()
+
+    def _leave_to_export(self) -> None:
+        """Another thread that exports a program has switched libraries off, and will switch them on itself."""
+        if settings.is_exporting_elsewhere():
+            self._held = [held for held in self._held if not settings.is_of_export(held[0].read)]
 
     def put_back(self) -> bool:
         """Set what was set; whether that was something else."""
@@ -42,6 +49,8 @@ class Settings:
         for setting, old in self._held:
             now = setting.read()
             if now is not old and not _are_same(now, old) and not are_one(now, old):
+                if settings.is_of_export(setting.read) and settings.is_exporting_elsewhere():
+                    continue
                 setting.put(old)
                 is_other = True
         return is_other
