@@ -116,6 +116,6 @@ def test_what_an_export_switches_off_is_left_to_it() -> None:
     assert enabled() == on
     during.put_back()
     assert enabled() == on
-    torch.backends.mkldnn.enabled = not on[1]
+    torch._C._set_mkldnn_enabled(not on[1])
     before.put_back()
     assert enabled() == on
