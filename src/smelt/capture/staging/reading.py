@@ -164,8 +164,7 @@ class Reading(Recording):
     def base_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """What a tensor is a view of. Raises: CannotStage where the path decides."""
         self.check_made_on_all_paths(tensor)
-        found: torch.Tensor | None = self.recorder.shadows.base_of(tensor)
-        return found
+        return self.recorder.base_of(tensor)
 
     def version_of(self, tensor: torch.Tensor) -> int:
         """How often a tensor was written. Raises: CannotStage where the path decides."""
