@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
 import smelt
+from smelt.ops import upgrades
+from smelt.ops.registry import overload
+from smelt.package.c.export import export
 from smelt.runtime.ingot.abi import abi
 from smelt.runtime.ingot.load import load
 from smelt.runtime.ingot.manifest import FORMAT, NAME
+from smelt.runtime.ingot.natives import targets
 from tests.ingots.corpus import CALLS, FOLDER, from_data, to_data
 from tests.ingots.fuzz import entries_of, with_digests
+from tests.ingots.programs import Convolved
 from tests.ingots.test_saved import agree
 
 FILES = sorted(FOLDER.glob("*/*.ingot"))
@@ -81,3 +88,54 @@ def test_an_operator_that_torch_has_changed_is_named() -> None:
             continue
         with pytest.raises(smelt.PackageError, match=r"aten\.relu\.default is another operator"):
             _ = loaded.graph
+
+
+CHOLESKY = "aten::cholesky(Tensor self, bool upper=False) -> Tensor"
+
+
+def test_calls_of_an_operator_that_torch_has_no_more_are_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.14 has no `cholesky`: a file of before calls `linalg_cholesky` there, compiled and for gradients."""
+    monkeypatch.setattr(upgrades, "overload", lambda op: None if op == "aten.cholesky.default" else overload(op))
+    x = torch.tensor([[4.0, 1.0], [1.0, 3.0]])
+    buffer = io.BytesIO()
+    smelt.trace(lambda x: torch.linalg.cholesky(x, upper=True) * 2, (x,)).save(buffer, targets=[])
+    entries = entries_of(buffer.getvalue())
+    text = entries["graphs/forward.txt"].replace(
+        b"aten.linalg_cholesky.default(%x, upper=True)", b"aten.cholesky.default(%x, True)"
+    )
+    manifest = json.loads(entries[NAME]) | {"torch": "2.13.0"}
+    manifest["operators"]["aten.cholesky.default"] = CHOLESKY
+    loaded = load(with_digests(entries | {NAME: json.dumps(manifest).encode(), "graphs/forward.txt": text}))
+    assert b"aten.cholesky" in text and "linalg_cholesky" in str(loaded.graph)
+    with torch.no_grad(), pytest.warns(smelt.SmeltWarning, match="native code is not used"):
+        assert torch.equal(loaded(x), torch.linalg.cholesky(x, upper=True) * 2)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    loaded(ours).sum().backward()
+    (torch.linalg.cholesky(theirs, upper=True) * 2).sum().backward()
+    assert ours.grad is not None and theirs.grad is not None and torch.equal(ours.grad, theirs.grad)
+
+
+def test_weights_that_follow_by_an_operator_that_is_another_one_are_computed_by_the_graph(tmp_path: Path) -> None:
+    """Of a folded norm: such operators run without the graph, where the file's torch has them as this one does."""
+    torch.manual_seed(2)
+    model, x = Convolved().eval(), torch.randn(1, 3, 6, 6)
+    buffer = io.BytesIO()
+    with torch.no_grad():
+        smelt.trace(model, (x,)).save(buffer, targets=targets())
+        entries = entries_of(buffer.getvalue())
+        manifest = json.loads(entries[NAME])
+        assert "aten.rsqrt.default" in manifest["operators"]
+        changed = manifest["operators"] | {"aten.rsqrt.default": "aten::rsqrt(Tensor self, bool fast) -> Tensor"}
+        for version, operators, is_native in (
+            (manifest["torch"], changed, True), ("2.12.0", changed, False), ("2.12.0", manifest["operators"], True),
+        ):  # fmt: skip
+            again = manifest | {"torch": version, "operators": operators}
+            path = tmp_path / f"{version}-{is_native}.ingot"
+            path.write_bytes(with_digests(entries | {NAME: json.dumps(again).encode()}))
+            loaded = load(path)
+            with nullcontext() if is_native else pytest.warns(smelt.SmeltWarning, match=r"by aten\.rsqrt\.default"):
+                agree(loaded(x), model(x))
+            assert loaded.is_native is is_native
+            if not is_native:
+                with pytest.raises(smelt.PackageError, match=r"by aten\.rsqrt\.default"):
+                    export(path, tmp_path / "build", target=targets()[0])

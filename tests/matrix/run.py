@@ -125,11 +125,11 @@ def _key(row: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def write(outcomes: Sequence[Outcome], day: date, report: Path = REPORT) -> None:
-    """Put rows into the report."""
-    before = report.read_text().splitlines() if report.exists() else []
-    rows = {_key(line): line for line in before if _ROW.match(line)}
+    """Put rows into the report; sections behind the table stay."""
+    table, *sections = re.split(r"(?=\n## )", report.read_text() if report.exists() else "")
+    rows = {_key(line): line for line in table.splitlines() if _ROW.match(line)}
     rows |= {_key(row): row for row in (outcome.row(day) for outcome in outcomes)}
-    report.write_text(_HEAD + "".join(f"{rows[key]}\n" for key in sorted(rows)))
+    report.write_text(_HEAD + "".join(f"{rows[key]}\n" for key in sorted(rows)) + "".join(sections))
 
 
 def main() -> int:

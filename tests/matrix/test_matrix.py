@@ -72,8 +72,11 @@ def test_rows_that_did_not_run_stay(tmp_path: Path) -> None:
         return Outcome(combination, torch_version, "3.11.7", True, fallbacks, smoke, None)
 
     write([outcome("2.9.0", 1), outcome("2.10.0", 2)], DAY, report)
+    report.write_text(report.read_text() + "\n## More\n\n| torch |\n|---|\n| 2.9.0 to 2.10.0 |\n")
     write([outcome("2.10.1", 3, ("none of this", "nor that"))], DAY, report)
-    rows = [line for line in report.read_text().splitlines() if line.startswith("| 2")]
+    table, behind = report.read_text().split("\n## More\n")
+    assert behind == "\n| torch |\n|---|\n| 2.9.0 to 2.10.0 |\n"
+    rows = [line for line in table.splitlines() if line.startswith("| 2")]
     assert [row.split(" | ")[0] for row in rows] == ["| 2.9.0", "| 2.10.1"]
     assert rows[1].endswith("| 3 passed, 1 failed | not run | yes | none of this; nor that |")
     part = replace(outcome("2.9.1", 5), folders=Count(7, 0), part=("tests/guards", "tests/staging"))

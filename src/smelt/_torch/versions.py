@@ -24,12 +24,16 @@ _lock = threading.Lock()
 _noticed = False
 
 
+def release_of(torch_version: str) -> tuple[int, int] | None:
+    """The release that a version is of: (2, 14) of "2.14.1+cpu"; None where it names none."""
+    found = re.match(r"(\d+)\.(\d+)", torch_version)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
 def outside(torch_version: str, python: tuple[int, int]) -> list[str]:
     """What of the two is outside of the range, in words."""
-    found = re.match(r"(\d+)\.(\d+)", torch_version)
-    release = tuple(map(int, found.groups())) if found is not None else TORCH[0]
     said = []
-    if not TORCH[0] <= release < TORCH[1]:
+    if not TORCH[0] <= (release_of(torch_version) or TORCH[0]) < TORCH[1]:
         said.append(f"torch {torch_version} (made for {_shown(TORCH)})")
     if not PYTHON[0] <= python < PYTHON[1]:
         said.append(f"Python {python[0]}.{python[1]} (made for {_shown(PYTHON)})")

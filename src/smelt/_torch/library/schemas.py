@@ -7,7 +7,7 @@ the same object comes from `torch._C._get_schema`. The classes of operators are 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -128,17 +128,61 @@ def schema_text(overload: Any) -> str:
     return str(raw_schema(overload))
 
 
+def parsed_schema(text: str) -> Schema | None:
+    """A schema by its text; None where it is none. Adapter for `torch._C.parse_schema`, without which there is none."""
+    raw = _parsed(text)
+    if raw is None:
+        return None
+    name, variant = raw.name.replace("::", "."), raw.overload_name or "default"
+    return Schema(f"{name}.{variant}", tuple(map(_argument, raw.arguments)), tuple(map(_argument, raw.returns)))
+
+
+def _parsed(text: str) -> Any | None:
+    try:
+        return torch._C.parse_schema(text)
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+
+
 def takes_calls_of(overload: Any, text: str) -> bool:
     """Whether calls that were right for a schema, by its text, are right for this operator: arguments with defaults may
-    have come since. Adapter for `torch._C.parse_schema` and `is_backward_compatible_with`; without these, texts must be
-    equal.
+    have come since, and those that are passed by position may have other names. Adapter for
+    `torch._C.parse_schema`; without it, texts must be equal.
     """
-    if schema_text(overload) == text:
-        return True
-    try:
-        return bool(raw_schema(overload).is_backward_compatible_with(torch._C.parse_schema(text)))
-    except (AttributeError, RuntimeError, TypeError):
+    return schema_text(overload) == text or _takes(raw_schema(overload), _parsed(text))
+
+
+def is_taken_by(text: str, later: str) -> bool:
+    """The same of two schemas by their texts."""
+    return text == later or _takes(_parsed(later), _parsed(text))
+
+
+def _takes(later: Any, earlier: Any) -> bool:
+    """Adapter for `is_backward_compatible_with`, which holds renamed arguments to be others."""
+    if later is None or earlier is None:
         return False
+    compatible = getattr(later, "is_backward_compatible_with", None)
+    if compatible is not None and compatible(earlier):
+        return True
+    (taken, needed), (given, named) = _by_position(later), _by_position(earlier)
+    if len(taken) < len(given) or [a.type for a in _results(later)] != [a.type for a in _results(earlier)]:
+        return False
+    more = [*taken[len(given) :], *(a for name, a in needed.items() if name not in named)]
+    return (
+        all(replace(a, name=b.name) == b for a, b in zip(taken, given, strict=False))
+        and all(needed.get(name) == a for name, a in named.items())
+        and all(a.has_default for a in more)
+    )
+
+
+def _by_position(raw: Any) -> tuple[list[Argument], dict[str, Argument]]:
+    """The arguments that are passed by position, and the others by name."""
+    arguments = list(map(_argument, raw.arguments))
+    return [a for a in arguments if not a.kwarg_only], {a.name: a for a in arguments if a.kwarg_only}
+
+
+def _results(raw: Any) -> list[Argument]:
+    return list(map(_argument, raw.returns))
 
 
 def _argument(raw: Any) -> Argument:

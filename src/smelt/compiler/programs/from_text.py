@@ -15,15 +15,14 @@ from typing import Any
 import torch
 
 from smelt._torch.autocast import no_autocast
-from smelt._torch.library.schemas import schema_text, takes_calls_of
 from smelt.codegen.lower import Lowered, lower
 from smelt.codegen.lower.symbolic import specialize
 from smelt.compiler.pipeline import optimized_graph
 from smelt.compiler.unit import machine_code
 from smelt.diag import Options, PackageError, SmeltError, SmeltWarning, user_level
-from smelt.ir import Graph, parse
+from smelt.ir import Graph
 from smelt.ops.evaluate import evaluate
-from smelt.ops.registry import overload
+from smelt.ops.upgrades import read_graph
 from smelt.runtime.executable import Executable
 from smelt.runtime.guarding.guard_constants import Constants
 
@@ -35,15 +34,16 @@ _MOST_SIZES = 32
 class TextProgram:
     """An entry point by its graphs' texts: the functional graph, and the one with the program's own writes.
 
-    constants: data of large constants by their hash. operators: the schemas that operators had when it was saved.
+    constants: data of large constants by their hash. operators, version: the schemas that operators had
+    in the torch that it was saved with.
     """
 
     def __init__(
         self, text: str, as_written: str, constants: Mapping[str, torch.Tensor], options: Mapping[str, Any],
-        operators: Mapping[str, str],
+        operators: Mapping[str, str], version: str,
     ) -> None:  # fmt: skip
         self._text, self._as_written_text, self._constants = text, as_written, constants
-        self._operators = operators
+        self._operators, self._torch = operators, version
         self._options = Options.make(options)
         self._lock = threading.Lock()
         self._compiled: tuple[Lowered, Executable, Constants] | None = None
@@ -59,7 +59,9 @@ class TextProgram:
         with self._lock:
             found = self._at.get(key)
             if found is None:
-                found = TextProgram(self._text, self._as_written_text, self._constants, {}, self._operators)
+                found = TextProgram(
+                    self._text, self._as_written_text, self._constants, {}, self._operators, self._torch
+                )
                 found._options = self._options
                 found.__dict__["graph"] = specialize(self.graph, sizes)
                 found.__dict__["_as_written"] = self._as_written
@@ -80,22 +82,13 @@ class TextProgram:
 
     def _parsed(self, text: str) -> Graph:
         try:
-            graph = parse(text, self._constants)
+            return read_graph(text, self._constants, self._operators, self._torch)
+        except PackageError:
+            raise
         except SmeltError as error:
             raise PackageError(
                 f"the ingot's graph cannot be read: {error.what}", why=error.why, fix=error.fix, code="S0701"
             ) from None
-
-        for name in {node.op for node in graph.walk()} & self._operators.keys():
-            found = overload(name)
-            if found is not None and not takes_calls_of(found, self._operators[name]):
-                raise PackageError(
-                    f"the ingot's graph is not for torch {torch.__version__}, where {name} is another operator",
-                    why=f"it was saved for {self._operators[name]}, and this torch has {schema_text(found)}",
-                    fix="use the torch that it was saved with (`smelt show` says which), or save the program again",
-                    code="S0701",
-                )
-        return graph
 
     def run(self, inputs: Sequence[torch.Tensor], lookup: Lookup, *, native: bool) -> Sequence[Any]:
         """The graph's outputs; native: compile it, once for each state of what is baked in."""

@@ -188,9 +188,11 @@ class _Writer:
         return manifest, self.entries
 
     def _operators(self) -> dict[str, str]:
-        """The schemas of all operators in the graphs, as this torch has them."""
+        """The schemas that torch has for operators of the graphs, and for those that weights follow from others by."""
         graphs = [graph for saved in self.programs.values() for graph in (saved.unit.graph, saved.unit.captured.graph)]
         names = {node.op for graph in graphs if graph is not None for node in graph.walk()}
+        for native in self._native_entries.values():
+            names |= {name for _, recipe in native["held"] for name in held_json.operators_of(recipe)}
         return {name: schema_text(found) for name in sorted(names) if (found := overload(name)) is not None}
 
     def _collect_modules(self) -> None:

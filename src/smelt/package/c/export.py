@@ -17,7 +17,7 @@ import torch
 
 from smelt.codegen.lower.symbolic import specialize
 from smelt.diag import PackageError, limits
-from smelt.ir import parse
+from smelt.ops.upgrades import read_graph
 from smelt.package.c.addresses import Elsewhere
 from smelt.package.c.header import cmake_text, header_text
 from smelt.package.c.link import PUBLIC, RUNTIME, build, libtorch_folder, toolchain
@@ -209,6 +209,10 @@ class _Program:
                 continue
             kernels = self.contents.entry(manifest.kernels[self.target])
             text = NativeText.read(self.contents.json(entry), kernels, method, len(manifest.state))
+            if changed := text.changed_operator(manifest):
+                raise _cannot(
+                    f"weights follow from others by {changed}, which this torch has otherwise", "save it again"
+                )
             if point.is_free:
                 found += _free_variants(text, profile, method)
             elif (one := text.at(point.sizes)) is not None:
@@ -256,7 +260,8 @@ class _Program:
             is_exact = point.is_free and table.sized is None
             tables.append(replace(table, sized=Sized.single(variant.sizes)) if is_exact else table)
         constants = {path: self._tensor(number) for (kind, path), number in method.state.items() if kind == "const"}
-        graph = parse(self.contents.text(method.graph), constants)
+        manifest = self.contents.manifest
+        graph = read_graph(self.contents.text(method.graph), constants, manifest.operators, manifest.torch)
         if point.sizes:
             graph = specialize(graph, point.sizes)
         given = [i for i, sources in enumerate(zip(*(t.outputs for t in tables), strict=True)) if None not in sources]

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from smelt.diag import PackageError
-from smelt.ir import Graph, Value, parse
+from smelt.ir import Graph, Value
+from smelt.ops.upgrades import read_graph
 from smelt.package.names import input_names, output_names
 from smelt.package.onnx.model import Model, Weight
 from smelt.package.onnx.protobuf import OPSET, Protobuf
@@ -101,7 +102,8 @@ class _Entry:
         """The functional graph, in which nothing is under autocast and no layer is one operator."""
         state = self.method.state.items()
         constants = {path: self.tensor(number) for (kind, path), number in state if kind == "const"}
-        graph = parse(self.contents.text(self.method.graph), constants)
+        manifest = self.contents.manifest
+        graph = read_graph(self.contents.text(self.method.graph), constants, manifest.operators, manifest.torch)
         run_passes(graph, _PASSES, PassContext(lambda kind, path: self.tensor(self.method.state[kind, path])))
         return graph
 

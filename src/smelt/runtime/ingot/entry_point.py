@@ -255,6 +255,8 @@ class EntryPoint:
             raise ingot.natives.CannotRun(
                 f"it calls functions of torch {manifest.torch}, and this is {torch.__version__}"
             )
+        if changed := text.changed_operator(manifest):
+            raise ingot.natives.CannotRun(f"weights follow from others by {changed}, which this torch has otherwise")
         return ingot.natives.Native(
             contents, method, text, bytes(contents.entry(executor)), self._program, self._read,
             torch.get_num_threads(),
@@ -287,7 +289,8 @@ class EntryPoint:
             }  # fmt: skip
             make: Callable[..., Any] = importlib.import_module(_FROM_TEXT).TextProgram
             tensors = {path: self._program.tensor(number) for path, number in constants.items()}
-            self._late = make(text, as_written, tensors, self.method.options, self._program.manifest.operators)
+            manifest = self._program.manifest
+            self._late = make(text, as_written, tensors, self.method.options, manifest.operators, manifest.torch)
         return self._late
 
     def _by_op(

@@ -299,7 +299,7 @@ class Manifest:
 
     entries: all others, by name. executors: by the kind of machine, the entry of the executor's code. kernels: by
     target, the entry that holds its kernels. is_training: the modules' own flag. operators: the schema that torch had
-    for each operator of the graphs.
+    for each operator of the graphs, and for those that weights follow from others by.
     """
 
     smelt: str

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from smelt._torch.library.schemas import find_overload, takes_calls_of
 from smelt.diag import InternalError, SmeltError
 from smelt.diag.records import record
 from smelt.runtime.encoding.sizes import SizedExecutable, SizedPlan
@@ -24,7 +25,7 @@ from smelt.runtime.guarding.guard_constants import Constants
 from smelt.runtime.ingot.contents import Contents
 from smelt.runtime.ingot.errors import broken
 from smelt.runtime.ingot.free_sizes import Sizes
-from smelt.runtime.ingot.manifest import Method, Placed
+from smelt.runtime.ingot.manifest import Manifest, Method, Placed
 from smelt.runtime.ingot.size_table import SizeTable
 from smelt.runtime.ingot.texts import held_json, plan_json, recipe_json
 from smelt.runtime.ingot.texts.held_json import (
@@ -36,6 +37,7 @@ from smelt.runtime.ingot.texts.held_json import (
     Packing,
     computed_of,
     filters_of,
+    operators_of,
     sources_of,
     weight_of,
 )
@@ -102,6 +104,15 @@ class NativeText:
         recipes = tuple(recipe_json.read(each, len(method.places), results) for each in outputs.items())
         without = plan_json.read(plan, objects, _Refuse, 0 if table is None else len(table.columns))
         return NativeText(without, objects, found, recipes, baked.ints(0, nstate - 1), table)
+
+    def changed_operator(self, manifest: Manifest) -> str:
+        """An operator that weights follow from others by, and that this torch has otherwise; "" where there is none."""
+        names = {name for _, recipe in self.held for name in operators_of(recipe)} & manifest.operators.keys()
+        for name in sorted(names) if manifest.torch != str(torch.__version__) else ():
+            found = find_overload(name)
+            if found is None or not takes_calls_of(found, manifest.operators[name]):
+                return name
+        return ""
 
     def at(self, sizes: Mapping[str, int]) -> NativeText | None:
         """The same for these sizes alone; None where it is for others."""

@@ -138,6 +138,14 @@ def sources_of(held: Held) -> set[int]:
     return {step.number for step in held.steps if isinstance(step, FromState)}
 
 
+def operators_of(held: Held) -> set[str]:
+    """The operators that a tensor follows by from the state."""
+    match held:
+        case FromState() | Placed():
+            return set()
+    return {step.op for step in held.steps if isinstance(step, Step)}
+
+
 # --- as JSON ----------------------------------------------------------------------------------------------------------
 
 
