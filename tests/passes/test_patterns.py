@@ -24,6 +24,7 @@ from smelt.ops.evaluate import evaluate
 from smelt.passes.attentions.attention import attention, attention_fast
 from smelt.passes.base import Pass, PassContext
 from smelt.passes.dce import dce
+from smelt.passes.layers.resampling import commute_resampling
 from smelt.passes.manager import Observation, observe, run_passes
 from smelt.passes.manager import compare as difference
 from smelt.passes.mutation.functionalize import functionalize
@@ -42,6 +43,7 @@ PASSES: dict[str, Pass] = {
     for p in (
         attention,
         attention_fast,
+        commute_resampling,
         fold_batch_norm,
         fuse_bias,
         hoist_products,

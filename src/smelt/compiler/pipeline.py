@@ -34,6 +34,7 @@ from smelt.passes.layers.decompose import decompose
 from smelt.passes.layers.expand_layers import expand_layers
 from smelt.passes.layers.expand_recurrent import expand_recurrent
 from smelt.passes.layers.explicit_casts import explicit_casts
+from smelt.passes.layers.resampling import commute_resampling, expand_resampling
 from smelt.passes.loops.hoist_invariants import hoist_invariants
 from smelt.passes.loops.unroll import unroll
 from smelt.passes.manager import Culprit, PassReport, Watcher, bisect, run_passes
@@ -80,6 +81,9 @@ OPTIMIZED: tuple[Pass, ...] = (
     spell_linear,
     fuse_bias,
     fold_batch_norm,
+    # Behind it, for a convolution whose norm is folded has its sum behind it.
+    commute_resampling,
+    expand_resampling,
     # Before merging, so that the whole tensors' products are merged where pieces' were.
     hoist_products,
     loop_products,
@@ -108,8 +112,11 @@ _OPTIONAL = frozenset((attention_fast.name,))
 _NARROWING = frozenset((lower_precision.name,))
 # Does not run with options={"numerics": "eager-library"}.
 _RESPELLING = frozenset(
-    (expand_layers.name, expand_recurrent.name, hoist_products.name, loop_products.name, vector_products.name)
-)
+    (
+        expand_layers.name, expand_recurrent.name, commute_resampling.name, expand_resampling.name,
+        hoist_products.name, loop_products.name, vector_products.name,
+    )
+)  # fmt: skip
 # Write what own kernels alone are fast at.
 _OWN = frozenset((expand_recurrent.name,))
 

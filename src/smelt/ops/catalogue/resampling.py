@@ -1,7 +1,9 @@
 """Bilinear resampling as four gathers and their weighted sum, which one kernel computes with what is around it.
 
     %y = upsample_bilinear2d(%x, [32, 32], False)
-==> %a, %b = rows of %x above and below each row of the result; the same of columns; (1 - w) * left + w * right
+==> %l, %r = columns of %x left and right of each column of the result; %m = (1 - w) * %l + w * %r; the same of rows
+
+Columns first: then only an image as high as the first is gathered element by element, and rows are read as they lie.
 """
 
 from __future__ import annotations
@@ -41,15 +43,14 @@ def lower_bilinear(b: Emitter, call: Call) -> Value | None:
         _between(b, n, out, scale, kind.dtype, aligned=aligned)
         for n, out, scale in zip(image, given, scales, strict=True)
     )
-    above, below = (_mixed(b, b.call(BY_INDEX, x, 2, at), across, 3) for at in (down.low, down.high))
-    found = _weighted(b, above, below, b.call("aten.unsqueeze.default", down.weight, 1))
+    found = _mixed(b, _mixed(b, x, across, 3), down, 2)
     return None if tensor_type(found).strides is not None else found
 
 
-def _between(b: Emitter, size: int, out: int, scale: Arg, dtype: DType, *, aligned: bool) -> _Between:
-    if out == size:  # eager copies: a neighbour that is not finite is not seen
-        same = b.call("aten.arange.default", size)
-        return _Between(same, same, b.call("aten.full.default", (size,), 0.0, dtype=dtype))
+def _between(b: Emitter, size: int, out: int, scale: Arg, dtype: DType, *, aligned: bool) -> _Between | None:
+    """None where the dimension keeps its size: each place is both of its neighbours."""
+    if out == size:
+        return None
     at = b.call("aten.arange.default", out, dtype=dtype)
     if aligned:
         at = b.call("aten.mul.Tensor", at, (size - 1) / (out - 1) if out > 1 else 0.0)
@@ -63,11 +64,11 @@ def _between(b: Emitter, size: int, out: int, scale: Arg, dtype: DType, *, align
     return _Between(low, high, weight)
 
 
-def _mixed(b: Emitter, rows: Value, between: _Between, dim: int) -> Value:
-    left, right = (b.call(BY_INDEX, rows, dim, at) for at in (between.low, between.high))
-    return _weighted(b, left, right, between.weight)
-
-
-def _weighted(b: Emitter, first: Value, second: Value, weight: Value) -> Value:
+def _mixed(b: Emitter, x: Value, between: _Between | None, dim: int) -> Value:
+    if between is None:
+        # As eager has it, of which the second neighbour's weight is 0: infinity becomes NaN.
+        return b.call("aten.add.Tensor", x, b.call("aten.mul.Tensor", x, 0.0))
+    first, second = (b.call(BY_INDEX, x, dim, at) for at in (between.low, between.high))
+    weight = between.weight if dim == 3 else b.call("aten.unsqueeze.default", between.weight, 1)
     rest = b.call("aten.rsub.Scalar", weight, 1.0)
     return b.call("aten.add.Tensor", b.call("aten.mul.Tensor", first, rest), b.call("aten.mul.Tensor", second, weight))
