@@ -19,7 +19,7 @@ from math import prod
 from smelt.ir import Arg, DType, Graph, Node, Value
 from smelt.ops.catalogue.resampling import BILINEAR, lower_bilinear
 from smelt.ops.record import Call, Emitter
-from smelt.passes.base import Pass, PassContext, call_of, erase_dead
+from smelt.passes.base import Pass, PassContext, call_of
 from smelt.passes.layers.decompose import lower_node
 from smelt.passes.matching import Disturbances, is_autocast, sole_node, static_tensor
 from smelt.rewrite import Rewriter
@@ -47,10 +47,12 @@ def _run(graph: Graph, context: PassContext) -> bool:
         parts = _parts(rewriter, node, disturbances)
         if parts is None:
             continue
-        read = call_of(node)["input"]
+        join = sole_node(call_of(node)["input"], _JOIN)
         lower_node(rewriter, node, exact=False, given=lambda b, call, parts=parts: _commuted(b, call, parts))
-        if node.parent is None and isinstance(read, Value) and read.node is not None:
-            erase_dead(rewriter, [read.node])
+        # What raised for these sizes would raise behind the convolution as well.
+        for old in (join, *(part.resampling for part in parts)):
+            if node.parent is None and old is not None:
+                rewriter.erase(old)
     return rewriter.edits > 0
 
 
