@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 from smelt.ir import Arg, DType, Graph, Node, Value
@@ -48,7 +49,7 @@ def _run(graph: Graph, context: PassContext) -> bool:
         if parts is None:
             continue
         join = sole_node(call_of(node)["input"], _JOIN)
-        lower_node(rewriter, node, exact=False, given=lambda b, call, parts=parts: _commuted(b, call, parts))
+        lower_node(rewriter, node, exact=False, given=partial(_commuted, parts))
         # What raised for these sizes would raise behind the convolution as well.
         for old in (join, *(part.resampling for part in parts)):
             if node.parent is None and old is not None:
@@ -105,7 +106,7 @@ def _are(arg: Arg, number: int) -> bool:
     return all(one == number for one in (arg if isinstance(arg, tuple) else (arg,)))
 
 
-def _commuted(b: Emitter, call: Call, parts: Sequence[_Part]) -> Value | None:
+def _commuted(parts: Sequence[_Part], b: Emitter, call: Call) -> Value:
     """The convolution of what is not resampled, and of each part that is, resampled behind it; their sum."""
     weight, bias, first = call["weight"], call["bias"], 0
     plain: list[Value] = []
