@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import struct
+import subprocess
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ import torch
 
 from smelt.codegen.llvm import emit
 from smelt.codegen.llvm.isa import AVX2, AVX512, AVX512_BF16, BASELINE_X86, NEON, Isa, best_isa, host_isa
+from smelt.codegen.llvm.joined import joined
 from smelt.codegen.llvm.objects import KernelSource, compile_kernels
 from smelt.codegen.lower.context import Context
 from smelt.codegen.lower.launched_kernels import launch, with_code
@@ -17,7 +22,7 @@ from smelt.diag import InternalError, Options, SmeltError, SmeltWarning
 from smelt.ir import parse
 from smelt.runtime.executable import Executable
 from smelt.runtime.machine.cache import CodeCache
-from smelt.runtime.machine.elf import MACHINE_AARCH64, MACHINE_X86_64, parse_object
+from smelt.runtime.machine.elf import MACHINE_AARCH64, MACHINE_X86_64, external_names, parse_object
 from smelt.runtime.machine.loader import host_machine
 from smelt.runtime.plan import Launch
 from tests.codegen.harness import machine_code
@@ -93,6 +98,103 @@ def test_one_bad_kernel_harms_no_other() -> None:
     assert list(found) == [good.symbol] and told == [bad.symbol]
     with pytest.raises(InternalError, match="not valid LLVM text"):
         compile_kernels([bad], host())
+
+
+# A kernel with two private functions, one of which calls the other and reads a constant.
+PRIVATE = """
+@table = private unnamed_addr constant [3 x float] [float 2.0, float 3.0, float 5.0], align 4
+declare float @llvm.fabs.f32(float)
+define i32 @KERNEL(ptr noalias %args, i64 %begin, i64 %end, ptr noalias %scratch) #0 {
+  %xa = getelementptr i64, ptr %args, i64 1
+  %out = load ptr, ptr %args
+  %x = load ptr, ptr %xa
+  call void @scale.all(ptr %x, ptr noalias %out, i64 1)
+  %last = getelementptr float, ptr %out, i64 7
+  store float LAST, ptr %last
+  ret i32 0
+}
+define internal void @scale.all(ptr %x, ptr noalias %out, i64 %which) #0 {
+entry:
+  br label %head
+head:
+  %i = phi i64 [0, %entry], [%n, %head]
+  %at = getelementptr float, ptr %x, i64 %i
+  %v = load float, ptr %at
+  %y = call float @scale(float %v, i64 %which)
+  %to = getelementptr float, ptr %out, i64 %i
+  store float %y, ptr %to
+  %n = add i64 %i, 1
+  %more = icmp slt i64 %n, 8
+  br i1 %more, label %head, label %done
+done:
+  ret void
+}
+define internal float @scale(float %v, i64 %which) #0 {
+  %at = getelementptr float, ptr @table, i64 %which
+  %by = load float, ptr %at
+  %size = call float @llvm.fabs.f32(float %v)
+  %y = fmul float %size, %by
+  ret float %y
+}
+attributes #0 = { nounwind "no-jump-tables"="true" }
+"""
+
+
+def test_functions_that_kernels_share_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    emitted: list[str] = []
+    compile_texts = emit.emit_objects
+
+    def watched(texts: Sequence[str], *target: str) -> list[bytes | InternalError]:
+        emitted.extend(texts)
+        return compile_texts(texts, *target)
+
+    monkeypatch.setattr(emit, "emit_objects", watched)
+    sources = [KernelSource.of(PRIVATE.replace("LAST", last)) for last in ("7.0", "9.0", "11.0")]
+    cache = CodeCache(str(tmp_path))
+    found = compile_kernels(sources[:2], host(), cache) | compile_kernels(sources[2:], host(), cache)
+    assert [sum(f"{name}" in text for text in emitted) for name in ("fmul", "define void", "@smelt_part")] == [1, 1, 5]
+    assert len(emitted) == 5 and not any("define internal" in text for text in emitted)
+    for source, last in zip(sources, (7.0, 9.0, 11.0), strict=True):
+        ctx, x, out = lowering(Options())
+        launch(ctx, source, (out, x), items=1, eager=eager, writes=(0,))
+        plan = with_code(ctx, ctx.builder.finish((out,)))
+        given = torch.arange(-4.0, 4.0)
+        (result,) = Executable(plan, machine_code()).run([given])
+        assert torch.equal(result, torch.cat([given.abs()[:7] * 3, torch.tensor([last])]))
+        assert found[source.symbol].object == next(i.kernel.object for i in plan.instructions if isinstance(i, Launch))
+
+
+def test_a_joined_object_shows_nothing_but_its_kernel(tmp_path: Path) -> None:
+    """Two that hold the same functions are linked into one library."""
+    linker, sources = shutil.which("ld"), [KernelSource.of(PRIVATE.replace("LAST", last)) for last in ("7.0", "9.0")]
+    found = compile_kernels(sources, host())
+    for source in sources:
+        parsed = parse_object(found[source.symbol].object)
+        assert {s.name for s in parsed.symbols if s.name} == {source.symbol} and external_names(parsed) == ()
+        (tmp_path / f"{source.symbol}.o").write_bytes(found[source.symbol].object)
+    if linker is not None:
+        objects = [str(tmp_path / f"{source.symbol}.o") for source in sources]
+        told = subprocess.run([linker, "-shared", "-o", str(tmp_path / "both.so"), *objects], capture_output=True)
+        assert (told.returncode, told.stderr) == (0, b"")
+
+
+def test_a_bad_private_function_harms_the_kernels_that_call_it() -> None:
+    good = KernelSource.of(PRIVATE.replace("LAST", "7.0"))
+    bad = KernelSource.of(PRIVATE.replace("LAST", "7.0").replace("ret float %y", "ret i32 0"))
+    told: list[str] = []
+    found = compile_kernels([bad, good], host(), failed=lambda source, error: told.append(source.symbol))
+    assert list(found) == [good.symbol] and told == [bad.symbol]
+
+
+def test_objects_of_different_machines_or_with_memory_of_their_own_are_not_joined() -> None:
+    texts = ["define i32 @f() { ret i32 0 }", "@w = global i32 1\ndefine ptr @f() { ret ptr @w }"]
+    plain, writes = (emit.emit_object(text) for text in texts)
+    other = bytearray(plain)
+    other[18:20] = struct.pack("<H", MACHINE_X86_64 if host_machine() != MACHINE_X86_64 else MACHINE_AARCH64)
+    with pytest.raises(InternalError, match="different machines"):
+        joined("f", [plain, bytes(other)])
+    with pytest.raises(InternalError, match="not constant"):
+        joined("f", [plain, writes])
 
 
 @pytest.mark.parametrize("lock", [False, True])

@@ -1,19 +1,22 @@
 """Own kernels from LLVM text to object code, from the cache where they are already there.
 
 Invariant: a kernel is known by the digest of its text, so equal kernels are built once in a process and kept once on
-disk. A process that finds all its kernels in the cache imports no compiler package.
+disk; so are functions that several kernels call. A process that finds all its kernels in the cache imports no compiler
+package.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 
 from smelt.codegen.llvm.isa import Isa, is_for_elsewhere
+from smelt.codegen.llvm.joined import joined
+from smelt.codegen.llvm.parted import Module, Parts, parted
 from smelt.diag import InternalError
 from smelt.runtime.machine.cache import CodeCache
 from smelt.runtime.plan import KernelCode
@@ -50,32 +53,68 @@ def compile_kernels(
 ) -> dict[str, KernelCode]:
     """Object code by symbol, built where the cache has none; a module each, so that one that fails harms no other.
 
+    Private functions are modules, too (`parted`): one that fails harms the kernels that call it.
+
     A kernel that LLVM refuses is told to `failed` and left out. Raises: InternalError for the first such one if nobody
     is told; ImportError if something must be built and there is no llvmlite.
     """
     found: dict[str, KernelCode] = {}
-    missing: list[KernelSource] = []
+    missing: dict[str, Parts] = {}
     for source in {s.symbol: s for s in sources}.values():
-        code = cache.get(_key(source, isa)) if cache is not None else None
-        if code is None:
-            missing.append(source)
+        known = cache.get(_key(source.symbol, isa)) if cache is not None else None
+        if known is None:
+            missing[source.symbol] = parted(source.symbol, source.text)
         else:
-            found[source.symbol] = KernelCode(source.symbol, code)
+            found[source.symbol] = KernelCode(source.symbol, known)
     if not missing:
         return found
-    emit = importlib.import_module("smelt.codegen.llvm.emit")
-    triple = isa.triple if is_for_elsewhere() else ""
-    built = emit.emit_objects([source.text for source in missing], isa.cpu, isa.features, triple)
-    for source, code in zip(missing, built, strict=True):
+    built = _built(missing.values(), isa, cache)
+    for symbol, parts in missing.items():
+        code = _whole(parts, built)
         if isinstance(code, bytes):
-            found[source.symbol] = KernelCode(source.symbol, code)
+            found[symbol] = KernelCode(symbol, code)
             if cache is not None:
-                cache.put(_key(source, isa), code)
+                cache.put(_key(symbol, isa), code)
         elif failed is None:
             raise code
         else:
-            failed(source, code)
+            failed(KernelSource(symbol, parts.kernel.text), code)
     return found
+
+
+def _built(kernels: Iterable[Parts], isa: Isa, cache: CodeCache | None) -> dict[str, bytes | InternalError]:
+    """The object of each module by its symbol, or the error; functions of several kernels are built once."""
+    modules: dict[str, Module] = {}
+    found: dict[str, bytes | InternalError] = {}
+    for parts in kernels:
+        modules[parts.kernel.symbol] = parts.kernel
+        for symbol, function in parts.functions.items():
+            if symbol in modules or symbol in found:
+                continue
+            code = cache.get(_key(symbol, isa)) if cache is not None else None
+            if code is None:
+                modules[symbol] = function
+            else:
+                found[symbol] = code
+    emit = importlib.import_module("smelt.codegen.llvm.emit")
+    triple = isa.triple if is_for_elsewhere() else ""
+    # The longest first, so that no thread waits for another at the end.
+    ordered = sorted(modules.values(), key=lambda module: -len(module.text))
+    codes = emit.emit_objects([module.text for module in ordered], isa.cpu, isa.features, triple)
+    for module, code in zip(ordered, codes, strict=True):
+        found[module.symbol] = code
+        if module.is_function and cache is not None and isinstance(code, bytes):
+            cache.put(_key(module.symbol, isa), code)
+    return found
+
+
+def _whole(parts: Parts, built: Mapping[str, bytes | InternalError]) -> bytes | InternalError:
+    """The object of a kernel with all that it calls."""
+    codes = [built[symbol] for symbol in (parts.kernel.symbol, *parts.functions)]
+    objects = [code for code in codes if isinstance(code, bytes)]
+    if len(objects) < len(codes):
+        return next(code for code in codes if not isinstance(code, bytes))
+    return joined(parts.kernel.symbol, objects) if len(objects) > 1 else objects[0]
 
 
 def assembly_of(text: str, isa: Isa) -> str:
@@ -83,8 +122,8 @@ def assembly_of(text: str, isa: Isa) -> str:
     return str(importlib.import_module("smelt.codegen.llvm.emit").emit_assembly(text, isa.cpu, isa.features))
 
 
-def _key(source: KernelSource, isa: Isa) -> str:
-    parts = ("kernel", _VERSION, _llvmlite_version(), isa.key, source.symbol)
+def _key(symbol: str, isa: Isa) -> str:
+    parts = ("kernel", _VERSION, _llvmlite_version(), isa.key, symbol)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
