@@ -213,7 +213,8 @@ def test_the_tiles_of_few_rows_ask_for_all_of_the_next_block(isa: Isa) -> None:
         assert lines == 1 or tiles * (lines - 1) * LINE_NBYTES < read
     for rows in (tiling.rows - 1, tiling.rows + 1, 3 * tiling.rows, 30 * tiling.rows + 1):
         if rows > max(HEIGHTS):
-            text = product(isa, "packed", normal(rows, 8), normal(64, 8), torch.empty(rows, 64)).source.text
+            n = 2 * tiling.panel
+            text = product(isa, "packed", normal(rows, 8), normal(n, 8), torch.empty(rows, n)).source.text
             tiles = text.split("define internal void @tile.")[1:]
             asked = [tile.split("\n}")[0].count("call void @llvm.prefetch") for tile in tiles]
             assert set(asked) == {lines_asked(tiling, rows) * tiling.vectors // tiling.packed.vectors}

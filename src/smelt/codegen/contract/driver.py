@@ -64,10 +64,15 @@ class Driver:
         fn, word = self.fn, self.word
         return fn.add(fn.mul(outer, word[f"{name}_outer"]), fn.mul(inner, word[f"{name}_inner"]))
 
+    def out_at(self, outer: str, inner: str, row: str, column: str) -> str:
+        """Where the result has the element (row, column) of a batch."""
+        fn, word = self.fn, self.word
+        at = fn.add(fn.add(self._batch("out", outer, inner), fn.mul(row, word["out_row"])), column)
+        return fn.gep("i8", self.out, fn.mul(at, self.epilogue.out.itemsize))
+
     def finish_block(self, outer: str, inner: str, row: str, column: str, rows: str, columns: str) -> None:
         """Apply the epilogue to the sums of rows x columns at (row, column) of a batch, and store."""
         fn, word = self.fn, self.word
-        at = fn.add(fn.add(self._batch("out", outer, inner), fn.mul(row, word["out_row"])), column)
-        out = fn.gep("i8", self.out, fn.mul(at, self.epilogue.out.itemsize))
+        out = self.out_at(outer, inner, row, column)
         block = Block("%scratch", rows, columns, out, word["out_row"], (outer, inner, row, column))
         emit_epilogue(fn, self.isa, self.tiling, self.epilogue, block, self.extra, self._first_epilogue_word)

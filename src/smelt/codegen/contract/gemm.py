@@ -18,7 +18,7 @@ over, which are most of its code, are there only where there may be such.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -28,8 +28,9 @@ from smelt.codegen.contract.integers import ceil_div, maximum, minimum
 from smelt.codegen.contract.module import module_text
 from smelt.codegen.contract.panels import pack_call, pack_columns, pack_rows
 from smelt.codegen.contract.tile import Walk, tile_call, tile_function
-from smelt.codegen.contract.tiling import BLOCK, Tiling, paired_rest
-from smelt.codegen.llvm.isa import Isa
+from smelt.codegen.contract.tiling import BLOCK, LINE_NBYTES, Tiling, paired_rest
+from smelt.codegen.contract.vectors import prefetch
+from smelt.codegen.llvm.isa import Isa, has_wide_multipliers
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.llvm.text import FunctionText
 
@@ -88,7 +89,7 @@ class GemmDriver(Driver):
 
     def __init__(self, gemm: Gemm, isa: Isa, part: Part | None = None) -> None:
         super().__init__(gemm.tiling, gemm.epilogue, isa, part)
-        self.lies, self.walk = gemm.right, gemm.walk
+        self.lies, self.walk = gemm.right, replace(gemm.walk, near=_is_asked_nearby(isa, gemm.lines))
         self.panel = self.walk.panel(self.tiling)
         self.widths = gemm.widths or tuple(range(1, gemm.tiling.vectors + 1))
         self.whole_rows = gemm.whole_rows
@@ -138,22 +139,30 @@ class GemmDriver(Driver):
         left = fn.gep("i8", self.start("left", outer, inner), self.nbytes(fn.mul(row, word["left_row"])))
         panel = fn.mul(panel, tiling.vectors // self.panel.vectors)
         right = fn.gep("i8", self.start("right", outer, inner), self.nbytes(fn.mul(panel, word["right_panel"])))
+        following = right
+        if self.walk.ahead:
+            step = fn.mul(word["right_panel"], tiling.vectors // self.panel.vectors)
+            back = fn.let(f"sub nsw i64 0, {step}", "i")
+            step = fn.let(f"select i1 {is_forward}, i64 {step}, i64 {back}", "i")
+            following = fn.gep("i8", right, self.nbytes(step))
+        out = self.out_at(outer, inner, row, column)
         with fn.loop(0, fn.mul(rows, tiling.vectors)) as z:
             to = fn.gep("i8", "%scratch", fn.mul(z.index, tiling.lanes * tiling.sum_nbytes))
             fn.store(tiling.vector, "zeroinitializer", to, tiling.sum_nbytes)
         with fn.loop(0, word["k"], word["block_terms"]) as k:
-            self._block(k.index, left, right, rows, columns)
+            self._block(k.index, left, (right, following), out, rows, columns)
         self.finish_block(outer, inner, row, column, rows, columns)
 
-    def _block(self, k: str, left: str, right: str, rows: str, columns: str) -> None:
+    def _block(self, k: str, left: str, panels: tuple[str, str], out: str, rows: str, columns: str) -> None:
+        """Add a block of K. panels: where the right matrix has those at hand, and those of the item that follows."""
         fn, tiling, word = self.fn, self.tiling, self.word
         count = minimum(fn, word["block_terms"], fn.let(f"sub nsw i64 {word['k']}, {k}", "i"))
         a = fn.gep("i8", left, self.nbytes(fn.mul(k, word["left_k"])))
-        b, step = self._panel_block(k, count, right, columns)
+        b, step = self._panel_block(k, count, panels[0], columns)
         groups = fn.let(f"udiv i64 {count}, {tiling.group}", "i") if tiling.group > 1 else count
         arguments = {"a_row": self.nbytes(word["left_row"]), "a_k": self.nbytes(fn.mul(word["left_k"], tiling.group)),
                      "b_k": step, "b_panel": self.nbytes(word["right_panel"]), "sums": "%scratch", "height": rows,
-                     **self._ahead(b, groups, rows)}  # fmt: skip
+                     **self._ahead(k, count, panels, out, rows)}  # fmt: skip
         self._strips(columns, a=a, b=b, k=groups, **arguments)
         if tiling.kind == "bf16":
             with fn.when(fn.let(f"trunc i64 {count} to i1", "b")):
@@ -166,16 +175,30 @@ class GemmDriver(Driver):
                 last = fn.gep("i8", b, fn.mul(groups, step))
                 self._strips(columns, **{**arguments, "a": pairs, "a_row": "4", "a_k": "4", "b": last, "k": "1"})
 
-    def _ahead(self, b: str, groups: str, rows: str) -> dict[str, str]:
+    def _ahead(self, k: str, count: str, panels: tuple[str, str], out: str, rows: str) -> dict[str, str]:
         """What tiles ask for, once by all of them together: as much as the block at hand, one of `BLOCK` terms further,
-        which may be in the next panel.
+        which may be in the panels of the item that follows; with the last block the lines of the result, before it the
+        sums', which are near.
         """
-        fn, row_nbytes = self.fn, self.panel.row_nbytes
+        fn, word, row_nbytes = self.fn, self.word, self.panel.row_nbytes
         if not self.walk.ahead:
-            return {"next": "null", "next_step": "0"}
+            return {"next": "null", "next_step": "0", "out": "null", "out_row": "0"}
         step = ceil_div(fn, str(row_nbytes * self.walk.turn), ceil_div(fn, rows, str(self.tiling.rows)))
-        distance = maximum(fn, groups, str(BLOCK // self.tiling.group))
-        return {"next": fn.gep("i8", b, fn.mul(distance, row_nbytes)), "next_step": step}
+        whole = fn.mul(ceil_div(fn, word["k"], word["block_terms"]), word["block_terms"])
+        term = fn.add(k, maximum(fn, word["block_terms"], str(BLOCK)))
+        beyond = fn.let(f"sub nsw i64 {term}, {whole}", "i")
+        is_here = fn.let(f"icmp slt i64 {beyond}, 0", "b")
+        term = fn.let(f"select i1 {is_here}, i64 {term}, i64 {beyond}", "i")
+        groups = fn.let(f"udiv i64 {term}, {self.tiling.group}", "i") if self.tiling.group > 1 else term
+        start = fn.let(f"select i1 {is_here}, ptr {panels[0]}, ptr {panels[1]}", "p")
+        is_last = fn.let(f"icmp sge i64 {fn.add(k, count)}, {word['k']}", "b")
+        out_row, sums_row = fn.mul(word["out_row"], self.epilogue.out.itemsize), self.tiling.panel * 4
+        return {
+            "next": fn.gep("i8", start, fn.mul(groups, row_nbytes)),
+            "next_step": step,
+            "out": fn.let(f"select i1 {is_last}, ptr {out}, ptr %scratch", "p"),
+            "out_row": fn.let(f"select i1 {is_last}, i64 {out_row}, i64 {sums_row}", "i"),
+        }
 
     def _panel_block(self, k: str, count: str, right: str, columns: str) -> tuple[str, str]:
         """Where the block's rows of the panel lie, and the bytes between them (between groups in bf16)."""
@@ -221,9 +244,16 @@ class GemmDriver(Driver):
         fn.label(done)
 
 
+def _is_asked_nearby(isa: Isa, lines: int) -> bool:
+    """Whether lines are asked for in the first-level cache, too. One of 48 KB is full of what two multipliers are busy
+    with; with 256 bits and several lines a turn there are not enough buffers for lines on their way.
+    """
+    return not has_wide_multipliers(isa) and (lines == 1 or isa.f32_lanes == 16)
+
+
 _STRIP_PARAMETERS = (
     "ptr %a, i64 %a.row, i64 %a.k, ptr %b, i64 %b.k, i64 %b.panel, i64 %k, ptr %sums, i64 %height, ptr %next, "
-    "i64 %next.step"
+    "i64 %next.step, ptr %out, i64 %out.row"
 )
 
 
@@ -231,7 +261,7 @@ def strip_call(width: int, **a: str) -> str:
     return (
         f"call void @strip.{width}(ptr {a['a']}, i64 {a['a_row']}, i64 {a['a_k']}, ptr {a['b']}, "
         f"i64 {a['b_k']}, i64 {a['b_panel']}, i64 {a['k']}, ptr {a['sums']}, i64 {a['height']}, "
-        f"ptr {a['next']}, i64 {a['next_step']})"
+        f"ptr {a['next']}, i64 {a['next_step']}, ptr {a['out']}, i64 {a['out_row']})"
     )
 
 
@@ -253,6 +283,11 @@ def strip_function(tiling: Tiling, width: int, heights: Sequence[int], walk: Wal
             a = fn.gep("i8", "%a", fn.mul(row.index, "%a.row"))
             sums = fn.gep("i8", "%sums", fn.mul(row.index, nbytes))
             left = fn.let(f"sub nsw i64 %height, {row.index}", "i")
+            if walk.ahead:
+                for line in range(used[0]):
+                    at = fn.gep("i8", "%out", fn.mul(fn.add(row.index, line), "%out.row"))
+                    for i in range(0, width * tiling.lanes * tiling.sum_nbytes, LINE_NBYTES):
+                        prefetch(fn, fn.gep("i8", at, i), near=True)
             done = fn.fresh("tiled")
             for lower, height in zip((*used[1:], 0), used, strict=True):
                 here, further = fn.fresh("high"), fn.fresh("lower")

@@ -33,7 +33,8 @@ class Walk:
 
     unit: elements of the left matrix lie side by side; dense: rows of the right matrix do; ahead: lines are asked for.
     tiled: a tile's rows of the left matrix lie side by side instead, one k after the other, whole tiles of them.
-    packed: the right matrix is packed, in panels of `Tiling.packed`. lines: how many of each panel a turn asks for.
+    packed: the right matrix is packed, in panels of `Tiling.packed`. lines: how many of each panel a turn asks for;
+    near: for the first-level cache.
     """
 
     unit: bool
@@ -42,6 +43,7 @@ class Walk:
     tiled: bool = False
     packed: bool = False
     lines: int = 1
+    near: bool = False
 
     def panel(self, tiling: Tiling) -> Tiling:
         """How the right matrix lies that a tile goes along."""
@@ -96,7 +98,7 @@ def tile_function(tiling: Tiling, rows: int, vectors: int, walk: Walk) -> Functi
             for one in loop.carried[len(carried) :]:
                 for line in _panels(fn, one.now, tiling.vectors // walk.panel(tiling).vectors):
                     for i in range(walk.lines):
-                        prefetch(fn, fn.gep("i8", line, i * LINE_NBYTES) if i else line)
+                        prefetch(fn, fn.gep("i8", line, i * LINE_NBYTES), near=walk.near)
                 one.next = fn.let(f"getelementptr i8, ptr {one.now}, i64 %next.step", "p")
         carried = [(one.type, one.last) for one in state]
     sums, plus = [one.last for one in state[2:]], "add" if tiling.is_integer else "fadd"

@@ -34,10 +34,12 @@ def lane_mask(fn: FunctionText, lanes: int, count: str) -> str:
     return fn.let(f"icmp slt {type_} <{', '.join(f'i32 {i}' for i in range(lanes))}>, {all_}", "m")
 
 
-def prefetch(fn: FunctionText, at: str) -> None:
-    """Ask for the line of an address, for the second-level cache; any address will do, nothing is read."""
+def prefetch(fn: FunctionText, at: str, *, near: bool = False) -> None:
+    """Ask for the line of an address, for the second-level cache (near: the first-level one); any address will do,
+    nothing is read.
+    """
     fn.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-    fn.do(f"call void @llvm.prefetch.p0(ptr {at}, i32 0, i32 2, i32 1)")
+    fn.do(f"call void @llvm.prefetch.p0(ptr {at}, i32 0, i32 {3 if near else 2}, i32 1)")
 
 
 def masked_load(fn: FunctionText, vector: str, at: str, mask: str, align: int) -> str:

@@ -28,7 +28,6 @@ from smelt.codegen.conv.tiles import (
     dense_tile,
     depthwise_channels,
     first_panels,
-    has_wide_multipliers,
     nanoseconds,
     seen_rows,
     tile_pixels,
@@ -36,7 +35,7 @@ from smelt.codegen.conv.tiles import (
     winograd_pays,
     within_row,
 )  # fmt: skip
-from smelt.codegen.llvm.isa import Isa
+from smelt.codegen.llvm.isa import Isa, has_wide_multipliers
 from smelt.ir.sizes import equals, is_one, is_symbolic, is_whole, size_min
 from smelt.runtime.filters import POINTS, Filters
 

@@ -12,7 +12,7 @@ import torch
 
 from smelt.codegen.conv.micro import Tile
 from smelt.codegen.conv.shape import ConvShape
-from smelt.codegen.llvm.isa import Isa
+from smelt.codegen.llvm.isa import Isa, has_wide_multipliers
 from smelt.ir.sizes import chosen, late
 from smelt.runtime.machine.cpu import data_cache_nbytes
 
@@ -32,15 +32,6 @@ _LIVE_TILES = 32
 _ROWS_NBYTES = 48 << 10
 _DEPTHWISE_ITEM = 4096
 _MIN_ITEM_NS = 3000.0
-_LARGE_L1_NBYTES = 48 << 10
-
-
-def has_wide_multipliers(isa: Isa) -> bool:
-    """Whether a core has two multipliers of 512 bits: those with a first-level cache of 48 KB have.
-
-    They are bound by loads, broadcasts and memory where others are still bound by the products.
-    """
-    return isa.f32_lanes == 16 and data_cache_nbytes()[0] >= _LARGE_L1_NBYTES
 
 
 @chosen

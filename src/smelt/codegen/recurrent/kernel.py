@@ -276,7 +276,7 @@ class _Driver:
                 fn.do(strip_call(
                     tiling.vectors, a=self._element(left, k.index), a_row=fn.mul(terms, self.size), a_k=str(self.size),
                     b=fn.gep("i8", b, fn.mul(k.index, LINE_NBYTES)), b_k=str(LINE_NBYTES), b_panel=panel, k=count,
-                    sums=sums, height=self.rows, next="null", next_step="0",
+                    sums=sums, height=self.rows, next="null", next_step="0", out="null", out_row="0",
                 ))  # fmt: skip
 
     def _each(self, line: str, count: str, emit: Callable[[str, str, str | None], None]) -> None:

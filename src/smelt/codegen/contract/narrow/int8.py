@@ -63,8 +63,7 @@ class _Int8Driver(GemmDriver):
         """Make numbers of the sums, where they are, then apply the epilogue."""
         fn, word = self.fn, self.word
         self._scale(row, column, rows)
-        at = fn.add(fn.mul(row, word["out_row"]), column)
-        out = fn.gep("i8", self.out, fn.mul(at, self.epilogue.out.itemsize))
+        out = self.out_at(outer, inner, row, column)
         block = Block("%scratch", rows, columns, out, word["out_row"], (outer, inner, row, column))
         first = self._first_epilogue_word
         emit_epilogue(fn, self.isa, self.floats, self.epilogue, block, self.extra, first)
