@@ -260,6 +260,18 @@ def test_foreach() -> None:
         torch.arange(4.0),
         torch.ones(2),
     )
+    text = check(
+        """graph f(%x: f32[4], %y: f32[2]) -> f32[4], f32[4], f32[2] {
+          aten._foreach_maximum_.List([%x, %y], [%x, %y])
+          %l: (f32[4], f32[2]) = aten._foreach_pow.ScalarAndTensor(0.5, [%x, %y])
+          %a: f32[4], %b: f32[2] = unpack(%l)
+          aten._foreach_sub_.Scalar([%a, %b], 1)
+          return %x, %a, %b
+        }""",
+        torch.arange(4.0),
+        torch.ones(2),
+    )
+    assert "_foreach" not in text
 
 
 def test_fill_setitem_and_index_put() -> None:

@@ -245,6 +245,8 @@ def fake_cuda() -> Iterator[Memory]:
         said = {"is_available": lambda: True, "device_count": lambda: 1, "is_bf16_supported": lambda *args: True}
         for name, function in said.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, _of_torch(function)))
+        send = _of_torch(lambda to, data: host(to).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8)))
+        stack.enter_context(mock.patch.object(gpu, "send", send))
         used = _of_torch(lambda tensor, index: memory.used.append(memory.stream))
         stack.enter_context(mock.patch.object(gpu, "used_here", used))
         capturing = _of_torch(lambda: memory.is_capturing)

@@ -256,7 +256,7 @@ def apart(test: Callable[..., None], *args: float) -> None:
     )
 
 
-@pytest.mark.parametrize(("momentum", "most"), [(0.0, 1), (0.9, 3)])
+@pytest.mark.parametrize(("momentum", "most"), [(0.0, 1), (0.9, 1)])
 def test_a_whole_training_step_is_launches_alone(momentum: float, most: int) -> None:
     apart(train, momentum, most)
 
@@ -282,9 +282,14 @@ def train(gpu: FakeDriver, momentum: float, most: int) -> None:
     for seed in range(5):
         before = len(gpu.calls)
         same(program(drawn(4, 16, seed=seed)), step(drawn(4, 16, seed=seed)))
-    # A write divides what stands before it from what stands behind it.
     assert 1 <= gpu.calls[before:].count("launch") <= most
-    assert program.stats().rows[0].entry.lowered.report.counts.keys() <= {"kernel", "view", "static", "state", "copy"}
+    assert program.stats().rows[0].entry.lowered.report.counts.keys() <= {
+        "kernel",
+        "view",
+        "static",
+        "state",
+        "in place",
+    }
     for mine, theirs in zip(ours.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(mine.detach().cpu(), theirs.detach().cpu(), rtol=1e-5, atol=1e-6)
 

@@ -41,6 +41,14 @@ def empty(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype, inde
     return torch.empty_strided(sizes, strides, dtype=dtype, device=torch.device("cuda", index))
 
 
+def send(to: torch.Tensor, data: bytes) -> None:
+    """Copy bytes of the host to bytes of a GPU, on the stream at hand, behind what is launched there, without waiting.
+
+    They go through pinned memory of torch's allocator, which keeps it until the copy is done.
+    """
+    to.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8).pin_memory(), non_blocking=True)
+
+
 def used_here(tensor: torch.Tensor, index: int) -> None:
     """Have the allocator know that the stream at hand uses a tensor's memory, which another one made."""
     tensor.record_stream(torch.cuda.current_stream(index))

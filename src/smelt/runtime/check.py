@@ -25,6 +25,7 @@ from smelt.runtime.plan import (
     Loop,
     Otherwise,
     Plan,
+    PyCall,
     Release,
     View,
     outs_of,
@@ -155,8 +156,8 @@ class _Callers:
     def enter(self, where: str, instruction: Instruction) -> None:
         """Note what an instruction does. Raises: InternalError."""
         match instruction:
-            case Launch(buffers=buffers, writes=writes):
-                for root in (self._root(buffers[i]) for i in writes):
+            case Launch(buffers=touched, writes=writes) | PyCall(args=touched, writes=writes):
+                for root in (self._root(touched[i]) for i in writes):
                     if root in self._kept:
                         raise _bad(f"{where} writes slot {root}, a constant")
                     if root in self._callers:

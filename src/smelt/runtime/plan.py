@@ -289,12 +289,14 @@ class PyCall:
     """Call Python with the GIL: `fn(*tensors)` returns a tensor or a sequence of tensors for `outs` (None: ignored).
 
     Gradients are off inside unless the plan keeps them. An exception ends the run and is raised from it. Slots that are
-    no tensors give and take numbers and objects.
+    no tensors give and take numbers and objects. writes: positions in `args` of tensors of the caller's that it writes
+    to without counting that in their versions, for which a `Bump` follows.
     """
 
     fn: Callable[..., Any]
     args: tuple[int, ...]
     outs: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
 
 
 @record

@@ -166,7 +166,7 @@ class Gradients:
 
 def _made(shadows: Shadows, type_: TensorType, requires_grad: bool) -> torch.Tensor:
     """The fake tensor of a gradient: there is one for each parameter, so it is made in the shortest way."""
-    dtype, device = dtype_to_torch(type_.dtype), torch.device("cpu")
+    dtype, device = dtype_to_torch(type_.dtype), torch.device(type_.device)
     with unseen():
         made = None if requires_grad else shadows.direct(dtype, type_.sizes, type_.steps, device)
     return shadows.fresh(dtype, type_.sizes, type_.steps, device, requires_grad) if made is None else made

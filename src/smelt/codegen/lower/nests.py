@@ -229,7 +229,8 @@ class Nests:
             parts = tuple(replace(stage, nest=without_repeats(stage.nest)) for stage in parts)
         if is_part and len(parts) > 1:
             raise Unfusible("what it writes to is read in a part of its own")
-        refused = why_not(built, targets, len(parts) > 1) if targets else {}
+        aimed = {root: target.place.storage for root, target in targets.items()}
+        refused = why_not(built, aimed, len(parts) > 1) if targets else {}
         if refused:
             return Made(refused)
         return Made.of(

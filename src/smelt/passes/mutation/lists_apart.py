@@ -29,25 +29,34 @@ def take_lists_apart(rewriter: Rewriter, emit: GraphEmitter) -> None:
 
 def _take_apart(rewriter: Rewriter, emit: GraphEmitter, node: Node, schema: Schema) -> None:
     call = arguments_of(schema, node.args, node.kwargs)
-    first = schema.arguments[0].name
-    tensors = call[first]
-    if not isinstance(tensors, tuple) or not all(isinstance(t, Value) for t in tensors):
-        return
     lists = {name: arg for name, arg in call.items() if isinstance(arg, tuple)}
+    tensors = next(iter(lists.values()), ())
+    if not tensors or not all(isinstance(t, Value) for t in tensors):
+        return
     if any(len(arg) != len(tensors) for arg in lists.values()):
         return
     users = [user for result in node.results for user in result.users]
     if not all(isinstance(user, Node) and user.op == "unpack" for user in users):
         return
     one = [_one(node.op, {**call, **{n: arg[i] for n, arg in lists.items()}}) for i in range(len(tensors))]
-    if any(found is None or schema_of(found[0]) is None for found in one):
+    if any(found is None or schema_of(_there(found[0])) is None for found in one):
         return
     with rewriter.builder.at(node):
-        made = [emit.node(*found) for found in one if found is not None]
+        made = [_emitted(emit, *found) for found in one if found is not None]
     for user in users:
         assert isinstance(user, Node)
         rewriter.replace_node(user, [part.result for part in made])
     rewriter.erase(node)
+
+
+def _there(op: str) -> str:
+    """The operator, or that which gives what it would write, where torch has none for one tensor (`maximum_`)."""
+    return op if schema_of(op) is not None else op.replace("_.", ".")
+
+
+def _emitted(emit: GraphEmitter, op: str, args: tuple[Arg, ...], kwargs: dict[str, Arg]) -> Node:
+    made = emit.node(_there(op), args, kwargs)
+    return made if op == _there(op) else emit.node("aten.copy_.default", (args[0], made.result), {})
 
 
 def _one(op: str, call: Mapping[str, Arg]) -> tuple[str, tuple[Arg, ...], dict[str, Arg]] | None:
@@ -75,6 +84,8 @@ def _one(op: str, call: Mapping[str, Arg]) -> tuple[str, tuple[Arg, ...], dict[s
         found = _first(own, "Tensor" if name in _BINARY else "Tensor_Scalar", "Scalar", "default")
     elif overload in ("List", "Tensor"):
         found = _first(name, "Tensor_Tensor", "Tensor", "default")
+    elif (name, overload) == ("pow", "ScalarAndTensor"):
+        found = "pow.Scalar"
     else:
         return None
     base, _, variant = found.partition(".")

@@ -24,9 +24,15 @@ from smelt.runtime.cuda.plan import CudaLaunch, CudaMemory, CudaPlan
 FREE_SHARED: Final = 48 * 1024
 """Bytes of shared memory that a block has unasked."""
 _GENERATOR_NBYTES = 16
+NUMBER_NBYTES: Final = 16
+"""From one number of a call to the next in memory, so that each is at an address that kernels are promised."""
 
 Allocate = Callable[[int], tuple[int, Any]]
 """Bytes of the device's memory -> their address, and what owns them (torch's allocator makes both)."""
+
+
+Send = Callable[[Any, bytes], None]
+"""Copy bytes of the host to memory of the device, by its owner, on the stream at hand; waits for nothing."""
 
 
 class Arguments:
@@ -71,8 +77,9 @@ class CudaExecutable:
         allocate: Allocate,
         device: int = 0,
         modules: Modules | None = None,
+        send: Send | None = None,
     ) -> None:
-        self._plan, self._driver, self._allocate = plan, driver, allocate
+        self._plan, self._driver, self._allocate, self._send = plan, driver, allocate, send
         self._modules = Modules(driver) if modules is None else modules
         self._taken: list[CudaCode] = []
         self.lock = threading.Lock()
@@ -84,7 +91,7 @@ class CudaExecutable:
         self._bases: tuple[int, ...] = ()
         self._stream: int | None = None
         self.home: int | None = None  # the stream of the first call, on which memory is taken
-        self._generator = self._error = 0
+        self._generator = self._error = self._numbers = 0
         self._codes = {code.name: code for code in plan.kernels}
         self._can_fail = any(_can_fail(code) for code in plan.kernels)
         try:
@@ -97,6 +104,8 @@ class CudaExecutable:
                 self._word.value = 0
             if plan.draws is not None:
                 self._generator, self._generator_owner = allocate(_GENERATOR_NBYTES)
+            if count := plan.count("number"):
+                self._numbers, self._numbers_owner = allocate(NUMBER_NBYTES * count)
         except BaseException:
             self.close()
             raise
@@ -133,8 +142,13 @@ class CudaExecutable:
 
     @property
     def owners(self) -> tuple[Any, ...]:
-        """What owns the device's memory that calls share: the arena, and the generator's words."""
-        return (self._arena_owner,) if not self._generator else (self._arena_owner, self._generator_owner)
+        """What owns the device's memory that calls share: the arena, the generator's words, numbers."""
+        found = [self._arena_owner]
+        if self._generator:
+            found.append(self._generator_owner)
+        if self._numbers:
+            found.append(self._numbers_owner)
+        return tuple(found)
 
     def adopt(self, plan: CudaPlan) -> None:
         """Run another plan of the same structure (`CudaPlan.structure`) from now on. The caller has the lock."""
@@ -154,11 +168,13 @@ class CudaExecutable:
         results: Sequence[int],
         stream: int,
         generator: tuple[int, int] = (0, 0),
+        numbers: bytes = b"",
     ) -> None:
         """Launch the program on a stream, over memory at these addresses; returns at once.
 
-        generator: seed and offset of torch's, which the caller then moves on by `CudaPlan.draws.moved`. The caller
-        keeps the memory until the stream is past the launch. Raises: SmeltError (S0405).
+        generator: seed and offset of torch's, which the caller then moves on by `CudaPlan.draws.moved`. numbers: those
+        of the call, `NUMBER_NBYTES` each. The caller keeps the memory until the stream is past the launch.
+        Raises: SmeltError (S0405).
         """
         groups = {"argument": arguments, "state": state, "result": results}
         bases = tuple(self._base(memory, groups) for memory in self._plan.memories)
@@ -174,6 +190,8 @@ class CudaExecutable:
         if self._plan.draws is not None:
             words = [number >> shift & 0xFFFFFFFF for number in generator for shift in (0, 32)]
             self._driver.write_words(self._generator, words, stream)
+        if numbers and self._send is not None:
+            self._send(self._numbers_owner, numbers)
         self._driver.launch(self._exec, stream)
 
     @property
@@ -201,6 +219,8 @@ class CudaExecutable:
             return self._arena + memory.number
         if memory.kind == "generator":
             return self._generator
+        if memory.kind == "number":
+            return self._numbers + NUMBER_NBYTES * memory.number
         return groups[memory.kind][memory.number]
 
     def _addresses(self, launch: CudaLaunch, bases: Sequence[int]) -> list[int]:

@@ -41,7 +41,7 @@ class Machine:
         key = name, plan.structure
         found = self.graphs.get(key)
         if found is None:
-            found = CudaExecutable(plan, self.driver, self.allocate, self.index, self.modules)
+            found = CudaExecutable(plan, self.driver, self.allocate, self.index, self.modules, gpu.send)
             self.graphs[key] = found
         return found
 

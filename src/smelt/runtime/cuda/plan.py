@@ -12,15 +12,16 @@ from typing import Literal, TypeAlias
 
 from smelt.runtime.cuda.code import CudaCode
 
-Kind: TypeAlias = Literal["argument", "state", "result", "arena", "generator"]
+Kind: TypeAlias = Literal["argument", "state", "result", "arena", "generator", "number"]
 
 
 @dataclass(frozen=True, slots=True)
 class CudaMemory:
-    """Memory that kernels touch: of an argument, of a parameter or constant, of a result, a range of the arena, or the
-    generator's seed and offset, i64 each.
+    """Memory that kernels touch: of an argument, of a parameter or constant, of a result, a range of the arena, the
+    generator's seed and offset, i64 each, or a number of the call (f64, i64 or a bool).
 
-    number: which argument, state or result; of the arena it is the offset in bytes. nbytes: how much of it is touched.
+    number: which argument, state, result or number; of the arena it is the offset in bytes. nbytes: how much of it is
+    touched.
     """
 
     kind: Kind
@@ -77,10 +78,10 @@ class CudaPlan:
     def structure(self) -> Hashable:
         """What two plans have alike that one graph of the driver can run in turn: kernels, and who waits for whom."""
         launches = tuple((launch.kernel, launch.after) for launch in self.launches)
-        return launches, tuple(code.name for code in self.kernels), self.draws is not None
+        return launches, tuple(code.name for code in self.kernels), self.draws is not None, self.count("number")
 
     def count(self, kind: Kind) -> int:
-        """How many arguments, states or results there are, those that no kernel touches left out at the end."""
+        """How many of a kind there are, those that no kernel touches left out at the end."""
         return max((m.number + 1 for m in self.memories if m.kind == kind), default=0)
 
 

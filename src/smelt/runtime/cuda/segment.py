@@ -1,9 +1,11 @@
 """A run of kernels between a program's tensors: what a plan calls once, and what the GPU runs as one graph.
 
-    %3, %4 = segment(%x, %w)      ==>      new memory for %3 and %4, then one launch on the caller's stream
+    %3, %4 = segment(%x, %w, %n)    ==>    new memory for %3 and %4, the number %n sent, one launch on the caller's
+                                           stream
 
 Invariant: results are tensors of torch's allocator, made on the stream at hand, as an operator's would be; arguments
-are read where they are. Where a graph of the caller's is being captured, the operators themselves run, one by one.
+are read where they are, and what the program writes into them is computed there. Where a graph of the caller's is being
+captured, the operators themselves run, one by one.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from struct import Struct
 from typing import Any
 
 import torch
@@ -38,14 +41,18 @@ class Made:
 class Forms:
     """The plans of one segment. aligned: addresses are multiples of 16; any: they may be any, made when one is not.
 
-    eager: the same computation by torch's operators, for tensors in order. results: by the plan's numbers. where: the
-    line of an operator that may refuse its data.
+    eager: the same computation by torch's operators, for the arguments in order. results: new tensors, by the plan's
+    numbers. homes: for each of what eager computes, the argument that it is written into; None for a result. numbers:
+    how those among the arguments, which stand behind the tensors, lie in memory. where: the line of an operator that
+    may refuse its data.
     """
 
     aligned: CudaPlan
     any: Callable[[], CudaPlan]
-    eager: Callable[[Sequence[torch.Tensor]], Sequence[Any]]
+    eager: Callable[[Sequence[Any]], Sequence[Any]]
     results: tuple[Made, ...]
+    homes: tuple[int | None, ...]
+    numbers: Struct
     where: Span | None = None
 
 
@@ -58,14 +65,17 @@ class Segment:
         self._lock = threading.Lock()
         self._made: dict[bool, tuple[CudaPlan, CudaExecutable]] = {}
 
-    def __call__(self, *tensors: torch.Tensor) -> Sequence[Any]:
-        """The results. Raises: SmeltError (S0405), LateError (S0406), torch.OutOfMemoryError."""
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        """The results, for tensors and numbers behind them.
+
+        Raises: SmeltError (S0405), LateError (S0406), torch.OutOfMemoryError.
+        """
         index = self.machine.index
         with gpu.on(index):
             self._tell_of_earlier()
             if gpu.is_capturing():
-                return self.forms.eager(tensors)
-            addresses = [t.data_ptr() for t in tensors]
+                return self._eagerly(args)
+            addresses = [t.data_ptr() for t in args if isinstance(t, torch.Tensor)]
             results = [gpu.empty(one.sizes, one.strides, one.dtype, index) for one in self.forms.results]
             made = [result.data_ptr() for result in results]
             is_aligned = not any(address % _PROMISED for address in (*addresses, *made))
@@ -73,8 +83,18 @@ class Segment:
             # One arena, and one set of arguments: calls of several threads come one after another.
             with executable.lock:
                 executable.adopt(plan)
-                self._launch(executable, addresses, made)
+                self._launch(executable, addresses, made, self.forms.numbers.pack(*args[len(addresses) :]))
         return results
+
+    def _eagerly(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The results by torch's operators, which make in memory of their own what is written into arguments."""
+        found = []
+        for made, home in zip(self.forms.eager(args), self.forms.homes, strict=True):
+            if home is None:
+                found.append(made)
+            else:
+                args[home].detach().copy_(made)
+        return found
 
     def _tell_of_earlier(self) -> None:
         """Raise what kernels of earlier calls found: a call does not wait for its own."""
@@ -95,7 +115,9 @@ class Segment:
                 self._made[is_aligned] = plan, self.machine.executable(self.name, plan)
             return self._made[is_aligned]
 
-    def _launch(self, executable: CudaExecutable, addresses: Sequence[int], made: Sequence[int]) -> None:
+    def _launch(
+        self, executable: CudaExecutable, addresses: Sequence[int], made: Sequence[int], numbers: bytes
+    ) -> None:
         index, draws = self.machine.index, self.forms.aligned.draws
         stream = gpu.stream_of(index)
         if executable.home not in (None, stream):
@@ -103,10 +125,10 @@ class Segment:
             for owner in executable.owners:
                 gpu.used_here(owner, index)
         if draws is None:
-            executable.run(addresses, (), made, stream)
+            executable.run(addresses, (), made, stream, numbers=numbers)
             return
         seed, offset = gpu.generator_state(index)
-        executable.run(addresses, (), made, stream, (seed, offset))
+        executable.run(addresses, (), made, stream, (seed, offset), numbers)
         gpu.move_generator(index, offset + draws.moved)
 
     @property

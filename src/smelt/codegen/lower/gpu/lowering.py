@@ -4,43 +4,49 @@
 
 Launches are called by the plan as operators are, each as one graph of the driver. A value that Python or the plan
 itself needs (a number, the test of a branch) is read there, which waits for the GPU: the report names each such node.
+Numbers of the host's tensors are native, as on the CPU, and what only a write needs is computed where it is written.
 Invariant: every tensor that a plan makes is one of torch's own, on the caller's stream; nothing is in the CPU's arena.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from struct import Struct
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from smelt._torch.gpu import tf32_flags
-from smelt.analysis.devices import devices_of, on_cpu
+from smelt.analysis.devices import devices_at, devices_of, on_cpu
 from smelt.codegen.fusion.groups import Facts
 from smelt.codegen.fusion.schedule import schedule
 from smelt.codegen.lower.builder import PlanBuilder, Storage
 from smelt.codegen.lower.context import Context, cannot_lower
+from smelt.codegen.lower.expects import lower_expect
 from smelt.codegen.lower.generic import dispatch
 from smelt.codegen.lower.gpu.planner import Tf32, gpu_program
 from smelt.codegen.lower.gpu.program import GpuProgram
 from smelt.codegen.lower.gpu.segments import Piece, pieces
 from smelt.codegen.lower.memory.geometry import Geometry
+from smelt.codegen.lower.memory.in_place import InPlace, memory_of
 from smelt.codegen.lower.memory.outputs import lower_outputs
 from smelt.codegen.lower.memory.sharing import view_source
 from smelt.codegen.lower.memory.views import lower_resolved, lower_unpack, lower_view
 from smelt.codegen.lower.memory.writes import lower_write, mutations
 from smelt.codegen.lower.preparing import prepared
+from smelt.codegen.lower.python.numbers import lower_number
 from smelt.codegen.lower.python.plain import is_number, is_plain
 from smelt.codegen.lower.python.python_nodes import lower_python
+from smelt.codegen.lower.python.scalars import lower_with_numbers
 from smelt.codegen.lower.python.sized_block import Compile
 from smelt.codegen.lower.report import KernelReport, MemoryReport, Report
 from smelt.codegen.lower.result import Lookup, Lowered
 from smelt.codegen.triton.random import Processors
 from smelt.diag import Options, SmeltError
-from smelt.ir import STATE_OPS, Arg, Graph, Node, TensorType, Value
+from smelt.ir import BOOL, FLOAT, INT, STATE_OPS, Arg, Graph, Node, TensorType, Type, Value
 from smelt.ir.sizes import current_trace
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.effects import effects
@@ -50,6 +56,8 @@ from smelt.runtime.cuda.segment import Forms, Made, Segment
 from smelt.runtime.machine.cache import code_cache
 from smelt.runtime.plan import PyCall
 
+_PACKED: Final[dict[Type, str]] = {FLOAT: "d8x", INT: "q8x", BOOL: "?15x"}
+"""How numbers of a call lie in memory, `NUMBER_NBYTES` each."""
 _TRIES = 8
 """How often a graph is divided anew because a kernel was refused, before all that is left is torch's."""
 
@@ -137,6 +145,9 @@ class _Body:
         self.kernels: list[KernelReport] = []
         self.texts: dict[str, str] = {}
         self.arena_nbytes = 0
+        self.facts = Facts.of(ctx.graph)
+        self.in_place = InPlace(ctx)
+        self.order: list[Node] = []
         self.launched = self._divided()
 
     def _divided(self) -> list[_Launched]:
@@ -145,19 +156,41 @@ class _Body:
         left_out: set[Node] = set()
         for attempt in range(_TRIES):
             made, refused = [], set[Node]()
-            for number, piece in enumerate(pieces(ctx.graph, self.device, left_out, ctx.statics)):
+            found = pieces(ctx.graph, self.device, left_out, ctx.statics)
+            units = [piece.nodes for piece in found]
+            self.order = schedule(ctx.graph, self.facts, units)
+            self.in_place.settle(self.order, units, frozenset())
+            for number, divided in enumerate(found):
                 name = f"{ctx.graph.name}.{number}"
+                piece, written = self._written(divided)
                 one = on_cpu(piece.graph(ctx.graph, name))
-                program = self._program(one)
-                made.append(_Launched(piece, name, program, partial(self._program, one, is_aligned=False)))
+                plan = partial(gpu_program, one, tf32=self.tf32, processors=self.processors, written=written)
+                program = plan()
+                made.append(_Launched(piece, name, program, partial(plan, is_aligned=False)))
                 refused |= self._refused(piece, program)
             if not refused:
                 return made
             left_out |= refused if attempt < _TRIES - 2 else {n for one in made for n in one.piece.nodes}
         return []
 
-    def _program(self, graph: Graph, is_aligned: bool = True) -> GpuProgram:
-        return gpu_program(graph, is_aligned, self.tf32, self.processors)
+    def _written(self, piece: Piece) -> tuple[Piece, dict[int, int]]:
+        """A launch, and which of its results it may compute where they are written to: in which of its arguments."""
+        ctx = self.ctx
+        found: dict[int, int] = {}
+        tensors = [value for value in piece.inputs if not is_number(value.type)]
+        memories = [memory_of(ctx, value) for value in tensors]
+        for value, target in self.in_place.targets(piece.nodes, piece.outputs).items():
+            into = target.write.args[0]
+            memory = memory_of(ctx, into)
+            if target.source is not value or target.place != target.whole or not isinstance(into, Value):
+                continue
+            if memory not in memories:
+                tensors.append(into)
+                memories.append(memory)
+            at = memories.index(memory)
+            if memories.count(memory) == 1 and ctx.origin(tensors[at]) == target.whole:
+                found[piece.outputs.index(value)] = at
+        return replace(piece, inputs=(*tensors, *(v for v in piece.inputs if is_number(v.type)))), found
 
     def _refused(self, piece: Piece, program: GpuProgram) -> set[Node]:
         """The nodes of the whole graph that have no kernel."""
@@ -174,7 +207,7 @@ class _Body:
         gone = {r for one in self.launched for n in one.piece.nodes for r in n.results} - {
             value for one in self.launched for value in one.piece.outputs
         }
-        for node in schedule(self.ctx.graph, Facts.of(self.ctx.graph), units):
+        for node in self.order:
             self.ctx.enter(node)
             if node in ends:
                 self._launch(ends[node])
@@ -189,10 +222,13 @@ class _Body:
         arch = self.machine.arch
         plan = one.program.compiled(arch, cache)
         results: dict[int, Made] = {}
+        homes: list[int | None] = []
         for place, dtype in one.program.results:
-            at = place.geometry
-            results[plan.memories[place.memory].number] = Made(at.sizes, at.strides, dtype_to_torch(dtype))
-        if [plan.memories[place.memory].kind for place, _ in one.program.results] != ["result"] * len(results):
+            at, memory = place.geometry, plan.memories[place.memory]
+            homes.append(memory.number if memory.kind == "argument" else None)
+            if memory.kind == "result":
+                results[memory.number] = Made(at.sizes, at.strides, dtype_to_torch(dtype))
+        if len(results) != homes.count(None) or len(homes) != len(one.piece.outputs):
             raise cannot_lower(one.piece.nodes[-1], "a launch's result is no memory of its own")
         eager = partial(_eagerly, one.piece.graph(ctx.graph, one.name))
         refusing = (n.span for k in one.program.kernels if k.kernel.source.can_fail for n in k.nodes)
@@ -201,13 +237,26 @@ class _Body:
             lambda: one.unaligned().compiled(arch, cache),
             eager,
             tuple(results[n] for n in sorted(results)),
+            tuple(homes),
+            Struct("<" + "".join(_PACKED[v.type] for v in one.piece.inputs if is_number(v.type))),
             next(filter(None, refusing), None),
         )
         segment = Segment(one.name, self.machine, forms)
-        args = tuple(ctx.slot(value) for value in one.piece.inputs)
+        args = []
         for value in one.piece.inputs:
+            if is_number(value.type):
+                args.append(ctx.number(value).slot)
+                continue
+            args.append(ctx.slot(value))
             ctx.builder.check(ctx.place(value).storage)
-        ctx.builder.emit(PyCall(segment, args, tuple(ctx.result(value) for value in one.piece.outputs)))
+        made = [value for value, home in zip(one.piece.outputs, homes, strict=True) if home is None]
+        for value, target in self.in_place.targets(one.piece.nodes, one.piece.outputs).items():
+            if value not in made:
+                ctx.in_place[target.write] = True
+                ctx.bind(value, target.whole)
+        ctx.builder.emit(
+            PyCall(segment, tuple(args), tuple(map(ctx.result, made)), tuple(h for h in homes if h is not None))
+        )
         self.arena_nbytes += plan.arena_nbytes
         for node in one.piece.nodes:
             ctx.note(node, "kernel", one.name)
@@ -238,7 +287,11 @@ class _Body:
             lower_write(ctx, node)
         elif not any(r.users for r in node.results) and effects(node).is_pure and not effects(node).may_throw:
             ctx.note(node, "unused")
+        elif node.op == "expect" and devices_at(node) <= {"cpu"}:
+            lower_expect(ctx, node)
         elif not is_plain(node) or node.op == "expect" or node.op.startswith("py."):
+            if devices_at(node) <= {"cpu"} and lower_number(ctx, node):
+                return
             lower_python(ctx, node)
             if _is_awaited(node):
                 ctx.note(node, "python", f"{node.op}, which waits for the GPU")
@@ -246,7 +299,9 @@ class _Body:
             lower_unpack(ctx, node)
         elif (source := view_source(node)) is not None:
             lower_view(ctx, node, source)
-        elif not (node.op in _RESOLVED and lower_resolved(ctx, node)):
+        elif not (node.op in _RESOLVED and lower_resolved(ctx, node)) and not (
+            devices_at(node) == {"cpu"} and lower_with_numbers(ctx, node)
+        ):
             dispatch(ctx, node)
 
 

@@ -8,8 +8,9 @@ refused, with the reason: a program that has one does not run on a GPU yet, but 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from smelt.codegen.fusion.build import Built, build
 from smelt.codegen.fusion.chunks import Stage, stages
@@ -18,7 +19,8 @@ from smelt.codegen.fusion.index import Unfusible
 from smelt.codegen.fusion.partition import partition
 from smelt.codegen.fusion.pull import Memory
 from smelt.codegen.fusion.rules.activations import without_vectors
-from smelt.codegen.fusion.schedule import schedule
+from smelt.codegen.fusion.rules.promote import NUMBER_TYPES
+from smelt.codegen.fusion.schedule import Delays, schedule
 from smelt.codegen.fusion.tidy import mapped_statement
 from smelt.codegen.lower.gpu.attentions import ATTENTIONS, attention_launches
 from smelt.codegen.lower.gpu.draws import draw_of, is_draw
@@ -27,10 +29,12 @@ from smelt.codegen.lower.gpu.sharing import shared_sums
 from smelt.codegen.lower.gpu.units import UNIT_RULES, Unit, units_of
 from smelt.codegen.lower.memory.arena import Lifetime, aligned, plan_offsets
 from smelt.codegen.lower.memory.geometry import Geometry, view_geometry
+from smelt.codegen.lower.memory.in_place import why_not
 from smelt.codegen.lower.memory.sharing import view_source
 from smelt.codegen.triton.emit import emit_triton, unsupported
 from smelt.codegen.triton.random import H200, Processors, draw_kernel
 from smelt.ir import STATE_OPS, DType, Graph, Node, TensorType, Value, print_node
+from smelt.ops.python.python_numbers import FITS
 from smelt.runtime.cuda.plan import CudaDraws, CudaMemory
 
 _STATE = (*STATE_OPS, "const")
@@ -45,13 +49,20 @@ class Tf32:
 
 
 def gpu_program(
-    graph: Graph, is_aligned: bool = True, tf32: Tf32 = Tf32(), processors: Processors = H200
+    graph: Graph,
+    is_aligned: bool = True,
+    tf32: Tf32 = Tf32(),
+    processors: Processors = H200,
+    written: Mapping[int, int] = MappingProxyType({}),
 ) -> GpuProgram:
     """The kernels of an optimized graph whose sizes are known. processors: those of the device, for random numbers.
 
     is_aligned: every address is a multiple of 16, as those of whole tensors are; kernels for others load less at once.
+    written: outputs by number that may be computed in the memory of an input, which nothing outside reads any more.
     """
-    return _Planner(graph, is_aligned, tf32, processors).run()
+    planner = _Planner(graph, is_aligned, tf32, processors)
+    planner.homes = {graph.outputs[n]: graph.inputs[k] for n, k in written.items()}  # type: ignore[misc]
+    return planner.run()
 
 
 def _is_static(value: Value) -> bool:
@@ -87,11 +98,20 @@ class _Planner:
     lists: dict[Value, list[Place]] = field(default_factory=dict)
     # Values that only exist inside a kernel.
     gone: set[Value] = field(default_factory=set)
+    # What may be computed in an input's memory, which nodes read that memory, and those that are planned so far.
+    homes: dict[Value, Value] = field(default_factory=dict)
+    readers: dict[Value, list[Node]] = field(default_factory=dict)
+    planned: set[Node] = field(default_factory=set)
 
     def run(self) -> GpuProgram:
+        numbers = 0
         for number, value in enumerate(self.graph.inputs):
             if _is_static(value):
                 self.places[value] = self._placed("argument", number, value)
+            elif value.type in NUMBER_TYPES:
+                self.blocks.append(_Block("number", numbers, 8))
+                self.places[value] = Place(len(self.blocks) - 1, Geometry((), ()))
+                numbers += 1
         units = units_of(self.graph, Facts.of(self.graph))
         together = {node: unit.nodes for unit in units for node in unit.nodes}
         found = partition(self.graph, lambda built: unsupported(built.nest), together.__contains__, together)
@@ -100,12 +120,27 @@ class _Planner:
         inside = {node for one in members for node in one.nodes}
         roots = {root for one in members for root in one.roots}
         self.gone = {result for node in inside for result in node.results if result not in roots}
-        for node in schedule(self.graph, found.facts, [one.nodes for one in members]):
+        delays = self._delays(members, found.facts)
+        for node in schedule(self.graph, found.facts, [one.nodes for one in members], delays):
             if node in ends:
                 self._together(ends[node], found.facts)
+                self.planned.update(ends[node].nodes)
             elif node not in inside:
                 self._single(node)
+                self.planned.add(node)
         return self._finished()
+
+    def _delays(self, members: Iterable[Group | Unit], facts: Facts) -> Delays:
+        """What is computed in an input's memory stands behind what reads that memory, where it can."""
+        for home in self.homes.values():
+            nodes, others = facts.users(home)
+            self.readers[home] = [*nodes, *self.graph.body] if others else list(nodes)
+        found: dict[Node, list[Node]] = {}
+        for one in members:
+            homes = [self.homes[root] for root in one.roots if root in self.homes]
+            if homes:
+                found[one.nodes[-1]] = [node for home in homes for node in self.readers[home]]
+        return Delays(found)
 
     def _placed(self, kind: str, number: int, value: Value) -> Place:
         assert isinstance(value.type, TensorType)
@@ -121,6 +156,8 @@ class _Planner:
         if node.op in _STATE and _is_static(node.result):
             self.places[node.result] = self._placed("state", len(self.state), node.result)
             self.state.append(node)
+        elif node.op == FITS:
+            self.places[node.result] = self.places[next(node.operands())]
         elif view_source(node) in self.gone:
             self.gone.update(node.results)
         elif node.op in ATTENTIONS and all(map(_is_static, node.operands())):
@@ -208,7 +245,8 @@ class _Planner:
 
     def _together(self, one: Group | Unit, facts: Facts) -> None:
         """Nodes that one kernel computes: a group, or a product with what is around it (each of its results by one)."""
-        roots = {root: self._placed("arena", 0, root) for root in one.roots}
+        roots = self._in_place(one)
+        roots |= {root: self._placed("arena", 0, root) for root in one.roots if root not in roots}
 
         def where(value: Value) -> Memory:
             place = self._place(value)
@@ -222,15 +260,34 @@ class _Planner:
         inside = facts.inside(one.nodes)
         try:
             for stored in [(root,) for root in one.roots] if isinstance(one, Unit) else [one.roots]:
-                built = build(stored, inside, UNIT_RULES, where, into)
-                body = tuple(mapped_statement(statement, without_vectors) for statement in built.nest.body)
-                self._launch(one, replace(built, nest=replace(built.nest, body=body)))
+                while True:
+                    built = build(stored, inside, UNIT_RULES, where, into)
+                    body = tuple(mapped_statement(statement, without_vectors) for statement in built.nest.body)
+                    built = replace(built, nest=replace(built.nest, body=body))
+                    parts = shared_sums(built.nest) or stages(built.nest)
+                    aimed = {r: roots[r].memory for r in stored if self.blocks[roots[r].memory].kind == "argument"}
+                    refused = why_not(built, aimed, len(parts) > 1) if aimed else {}
+                    if not refused:
+                        break
+                    roots |= {root: self._placed("arena", 0, root) for root in refused}
+                self._launch(one, built, parts)
         except Unfusible as why:
             self.refused.append((one.nodes[-1], str(why)))
         self.places |= roots
 
-    def _launch(self, one: Group | Unit, built: Built) -> None:
-        parts = shared_sums(built.nest) or stages(built.nest)
+    def _in_place(self, one: Group | Unit) -> dict[Value, Place]:
+        """The results that may be computed in an input's memory, as nothing reads it any more, and where."""
+        found: dict[Value, Place] = {}
+        if isinstance(one, Unit) and len(one.roots) > 1:
+            return found
+        done = self.planned.union(one.nodes)
+        for root in one.roots:
+            home = self.homes.get(root)
+            if home is not None and done.issuperset(self.readers[home]):
+                found[root] = self.places[home]
+        return found
+
+    def _launch(self, one: Group | Unit, built: Built, parts: Sequence[Stage]) -> None:
         reasons = [why for stage in parts if (why := unsupported(stage.nest)) is not None]
         if reasons:
             raise Unfusible(reasons[0])

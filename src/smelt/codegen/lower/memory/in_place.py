@@ -304,16 +304,16 @@ def _lies_at(ctx: Context, value: Value, target: Value, at: Geometry) -> bool:
 # --- what the nest does
 
 
-def why_not(built: Built, targets: Mapping[Value, Target], is_cut: bool) -> dict[Value, str]:
+def why_not(built: Built, targets: Mapping[Value, Hashable], is_cut: bool) -> dict[Value, str]:
     """The targets that a nest may not write to, and why: by what it reads of them, and where it may refuse its data.
 
-    is_cut: it runs as several kernels.
+    targets: the keys of the buffers that values are stored to. is_cut: it runs as several kernels.
     """
     nest = built.nest
     found: dict[Value, str] = {}
     reads = False
-    for root, target in targets.items():
-        buffer = built.keys.index(target.place.storage)
+    for root, key in targets.items():
+        buffer = built.keys.index(key)
         stores = [s for s in nest.body if isinstance(s, Store) and s.buffer == buffer]
         loads = [load for load in _loads(nest) if load.buffer == buffer]
         reads = reads or bool(loads)
