@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -97,18 +98,34 @@ def doubled(x: Tensor) -> Tensor:
     return x.view(x.shape[0] // 2, 2, 3).sum(1) * x.shape[0]
 
 
+class Rounded(nn.Module):
+    """Operators that torch removed since, and a convolution with a norm that is folded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = torch.relu(self.norm(self.conv(x))).mean((2, 3))
+        square = y.T @ y + torch.eye(16)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            return torch.cholesky(square, True), *torch.qr(square[:, :3])
+
+
 def programs() -> dict[str, tuple[Any, list[tuple[list[Any], dict[str, Any]]]]]:
     """By name, the captured program, and the calls that are kept with it, in their order."""
     torch.manual_seed(11)
     x, three = torch.randn(2, 6), torch.tensor([1.0, 2.0, 3.0])
     step, batch = training_step()
-    many = torch.randn(24, 16)
+    many, image = torch.randn(24, 16), torch.randn(2, 3, 5, 5)
     rows = smelt.Dim("rows")
     given = {"a": three, "b": [torch.tensor([0, 4])]}
     with torch.no_grad():
         return {
             "small": (smelt.trace(Small().eval(), (x,)), [([x], {}), ([-x], {})]),
             "half": (smelt.trace(Small().eval().bfloat16(), (x.bfloat16(),)), [([x.bfloat16()], {})]),
+            "removed": (smelt.trace(Rounded().eval(), (image,)), [([image], {}), ([-image], {})]),
             "packed": (smelt.trace(Packed().eval(), (many,)), [([many], {}), ([-many], {})]),
             "counting": (smelt.trace(Counting(), (three,)), [([three], {}), ([three + 1], {})]),
             "halved": (smelt.trace(halved, (torch.tensor(5),)), [([torch.tensor(n)], {}) for n in (1, 7, 27)]),
@@ -141,7 +158,7 @@ def from_data(data: Any) -> Any:
 def write(folder: Path) -> None:
     folder.mkdir(parents=True)
     for name, (program, calls) in programs().items():
-        targets = ["avx2"] if name in ("small", "packed") else []
+        targets = ["avx2"] if name in ("small", "packed", "removed") else []
         smelt.save({"forward": program}, path := folder / f"{name}.ingot", targets=targets)
         with torch.set_grad_enabled(name == "step"):
             kept = [[to_data(args), to_data(kwargs), to_data(program(*args, **kwargs))] for args, kwargs in calls]

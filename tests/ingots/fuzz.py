@@ -7,6 +7,7 @@ A checksum stops nearly all changes of the first kind. So the others change one 
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -18,11 +19,12 @@ from typing import Any
 import torch
 
 import smelt
-from smelt.runtime.ingot.archive import write_archive
+from smelt.runtime.ingot.archive import Archive, write_archive
 from smelt.runtime.ingot.contents import from_bytes
 from smelt.runtime.ingot.load import load
-from smelt.runtime.ingot.manifest import NAME, WEIGHTS
+from smelt.runtime.ingot.manifest import FORMAT, NAME, PROGRAM, WEIGHTS
 from smelt.runtime.ingot.natives import NativeText
+from smelt.runtime.ingot.texts.json_text import dumps
 from tests.ingots.corpus import FOLDER
 from tests.ingots.programs import Mlp, cases
 
@@ -31,16 +33,28 @@ _VALUES = (None, True, "", "x", "../x", "a" * 300, [], {}, [[]], {"float": "nan"
 
 
 def entries_of(data: bytes) -> dict[str, bytes]:
+    """What the entries hold, the manifest in one: no entry is packed then, which a reader takes as well."""
     contents = from_bytes(data)
-    return {name: bytes(contents.entry(name)) for name in (NAME, *contents.manifest.entries)}
+    found = {name: bytes(contents.entry(name)) for name in contents.manifest.entries}
+    manifest = json.loads(bytes(Archive(memoryview(data)).content(NAME)))
+    if PROGRAM in found:
+        manifest["program"] = json.loads(found.pop(PROGRAM))
+        manifest["entries"] = {name: listed(found[name]) for name in found}
+    return {NAME: dumps(manifest), **found}
+
+
+def listed(content: bytes) -> list[Any]:
+    """How a manifest lists an entry that is not packed."""
+    return [len(content), hashlib.sha256(content).hexdigest(), None]
 
 
 def with_digests(entries: dict[str, bytes]) -> bytes:
     """An archive of these entries whose manifest agrees with them, where it still lists them."""
     manifest = json.loads(entries[NAME])
-    listed = manifest.get("entries") if isinstance(manifest, dict) else None
-    if isinstance(listed, dict):
-        listed |= {n: [len(c), hashlib.sha256(c).hexdigest()] for n, c in entries.items() if n in listed}
+    known = manifest.get("entries") if isinstance(manifest, dict) else None
+    if isinstance(known, dict):
+        width = 2 if manifest.get("format") in (1, 2, 3) else 3
+        known |= {name: listed(content)[:width] for name, content in entries.items() if name in known}
         entries = entries | {NAME: json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()}
     return archive_of(entries)
 
@@ -153,7 +167,23 @@ def of_text(data: bytes, draw: random.Random) -> None:
     assert program.graph is not None
 
 
-LAYERS: tuple[Callable[[bytes, random.Random], None], ...] = (of_file, of_manifest, of_weights, of_plan, of_text)
+def of_packed(data: bytes, draw: random.Random) -> None:
+    """A packed entry whose bytes, or whose size, are others."""
+    entries = entries_of(data)
+    manifest = json.loads(entries[NAME])
+    name = draw.choice([name for name in entries if name.startswith("graphs/")])
+    content, nbytes = gzip.compress(entries.pop(name), mtime=0), len(entries[NAME])
+    nbytes = draw.choice((nbytes, *_NUMBERS)) if draw.random() < 0.2 else manifest["entries"][name][0]
+    content = changed_bytes(content, draw) if draw.random() < 0.8 else content
+    manifest["entries"][name] = [*listed(content)[:2], nbytes]
+    manifest["format"] = FORMAT
+    program = load(archive_of(entries | {NAME: dumps(manifest), f"{name}.gz": content}), allow_native=False)
+    assert program.graph is not None
+
+
+LAYERS: tuple[Callable[[bytes, random.Random], None], ...] = (
+    of_file, of_manifest, of_weights, of_plan, of_text, of_packed,
+)  # fmt: skip
 
 
 def samples() -> list[bytes]:

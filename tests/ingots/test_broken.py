@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import resource
 import struct
 import subprocess
 import sys
+import tracemalloc
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +19,12 @@ import pytest
 import torch
 
 import smelt
+from smelt.runtime.ingot import packed as packed_entries
 from smelt.runtime.ingot.archive import Archive, write_archive
+from smelt.runtime.ingot.contents import from_bytes
 from smelt.runtime.ingot.manifest import FORMAT, NAME, WEIGHTS
 from smelt.runtime.ingot.texts.json_text import dumps, loads
-from tests.ingots.fuzz import archive_of, entries_of, read_changed, with_digests
+from tests.ingots.fuzz import archive_of, entries_of, listed, read_changed, with_digests
 from tests.ingots.programs import Tied
 
 
@@ -109,7 +115,9 @@ class TestArchive:
 class TestManifest:
     def changed(self, data: bytes, **new: Any) -> bytes:
         entries = entries_of(data)
-        manifest = json.loads(entries[NAME]) | new
+        manifest = json.loads(entries[NAME])
+        manifest |= {key: value for key, value in new.items() if key not in manifest["program"]}
+        manifest["program"] |= {key: value for key, value in new.items() if key in manifest["program"]}
         return archive_of(entries | {NAME: json.dumps(manifest, separators=(",", ":")).encode()})
 
     def test_a_later_format(self, data: bytes) -> None:
@@ -136,7 +144,7 @@ class TestManifest:
         refused(archive_of(entries_of(data) | {NAME: text}), NAME)
 
     def test_a_tensor_beyond_its_memory(self, data: bytes) -> None:
-        state = json.loads(entries_of(data)[NAME])["state"]
+        state = json.loads(entries_of(data)[NAME])["program"]["state"]
         state[0][2][3][0] += 1
         refused(self.changed(data, state=state), WEIGHTS)
         state[0][2][3][0] = 1 << 45
@@ -144,7 +152,7 @@ class TestManifest:
 
     @pytest.mark.parametrize("path", ["forward", "save.x", "__class__", "_parameters", "state"])
     def test_names_of_state_change_nothing_else(self, data: bytes, path: str) -> None:
-        state = json.loads(entries_of(data)[NAME])["state"]
+        state = json.loads(entries_of(data)[NAME])["program"]["state"]
         state[0][1] = path
         loaded = smelt.load(self.changed(data, state=state))
         assert path in loaded.state_dict() and type(loaded) is smelt.LoadedProgram
@@ -152,6 +160,81 @@ class TestManifest:
         for other in ("a..b", "training"):
             state[0][1] = other
             refused(self.changed(data, state=state), "path of a parameter")
+
+
+class TestPackedEntries:
+    TEXT = b"graph f(" + b"%x: f32[2], " * 400
+
+    def file(self, data: bytes, content: bytes, unpacked: object, name: str = "graphs/forward.txt") -> bytes:
+        """The file, with an entry that is there as these bytes, and said to have so many unpacked."""
+        entries = entries_of(data)
+        manifest = json.loads(entries[NAME])
+        manifest["entries"][name] = [*listed(content)[:2], unpacked]
+        entries = {**entries, NAME: dumps(manifest), f"{name}.gz": content}
+        del entries[name]
+        return archive_of(entries)
+
+    def test_the_writer_packs_text_and_code_and_leaves_weights_and_extra_files(self, data: bytes) -> None:
+        buffer = io.BytesIO()
+        smelt.load(data).save(buffer, extra_files={"note.txt": b"a" * 1000})
+        names = Archive(memoryview(buffer.getvalue())).entries.keys()
+        assert {NAME, "program.json.gz", "graphs/forward.txt.gz", "code/avx2/kernels.bin.gz", WEIGHTS} < names
+        assert {name for name in names if not name.endswith(".gz")} == {NAME, WEIGHTS, "extra/note.txt"}
+        assert (
+            gzip.decompress(zipfile.ZipFile(buffer).read("graphs/forward.txt.gz")) == smelt.load(data).text().encode()
+        )
+
+    def test_what_it_holds_is_as_large_as_the_manifest_says(self, data: bytes) -> None:
+        content = gzip.compress(self.TEXT)
+        right = len(self.TEXT)
+        assert smelt.load(self.file(data, content, right)).text() == self.TEXT.decode()
+        for changed, unpacked in (
+            (content, right - 1), (content, right + 1), (content, 0), (content[:-1], right), (content[:-9], right),
+            (content[:20], right), (content + b"x", right), (content + content, right), (b"", right), (b"", 0),
+            (self.TEXT, right), (content[:-8] + bytes(8), right),
+        ):  # fmt: skip
+            with pytest.raises(smelt.PackageError, match=r"graphs/forward\.txt"):
+                smelt.load(self.file(data, changed, unpacked)).text()
+
+    @pytest.mark.parametrize("name", ["graphs/forward.txt", "code/avx2/forward.json"])
+    def test_one_that_would_take_much_more_memory_than_the_file(self, data: bytes, name: str) -> None:
+        """Nothing is unpacked of one that is said to be large, and of one that is large no more than is said."""
+        bomb = gzip.compress(bytes(1 << 27))
+        tracemalloc.start()
+        for unpacked in (1 << 30, 1 << 62, packed_entries.LIMIT + 1, 100_000):
+            broken_file = self.file(data, bomb, unpacked, name)
+            with pytest.raises(smelt.PackageError, match=name.replace(".", r"\.")):
+                from_bytes(broken_file).entry(name)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert most < 32 << 20
+        assert packed_entries.packed(bytes(1 << 20)) is None  # the writer makes none that a reader refuses
+
+    def test_weights_that_are_packed_and_entries_that_stand_twice(self, data: bytes) -> None:
+        weights = entries_of(data)[WEIGHTS]
+        refused(self.file(data, gzip.compress(weights), len(weights), WEIGHTS), "weights that are packed")
+        entries = entries_of(data)
+        manifest = json.loads(entries[NAME])
+        manifest["entries"]["a.gz"] = listed(b"1")
+        manifest["entries"]["a"] = [*listed(b"1")[:2], 1]
+        refused(archive_of({**entries, NAME: dumps(manifest), "a.gz": b"1"}), "an entry twice")
+
+    def test_another_zlib_saves_the_same_bytes_again(self, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Other:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(zlib, name)
+
+            def compressobj(self, level: int, *args: Any) -> Any:
+                return zlib.compressobj(1, *args)
+
+        monkeypatch.setattr(packed_entries, "zlib", Other())
+        again, other = io.BytesIO(), io.BytesIO()
+        smelt.load(data).save(again)
+        assert again.getvalue() == data
+        with torch.no_grad():
+            smelt.trace(Tied().eval(), (torch.tensor([[1, 2]]),)).save(other, targets=[])
+        smelt.load(other.getvalue()).save(again := io.BytesIO())
+        assert again.getvalue() == other.getvalue()
 
 
 class TestGraph:

@@ -280,4 +280,4 @@ def test_expressions_of_a_file_stay_small() -> None:
 
 
 def test_the_format_has_a_number() -> None:
-    assert FORMAT == 3
+    assert FORMAT == 4

@@ -64,7 +64,7 @@ def test_another_version_of_smelt_is_said_once() -> None:
 def test_another_machine_is_said() -> None:
     data = entries_of((FOLDER / str(FORMAT) / "small.ingot").read_bytes())
     manifest = json.loads(data[NAME])
-    method = manifest["methods"]["forward"]
+    method = manifest["program"]["methods"]["forward"]
     method["native"] = {"sparc": method["native"]["avx2"]}
     manifest["abi"] = abi()  # the file's is that of the state of Smelt that wrote it
     loaded = load(with_digests(data | {NAME: json.dumps(manifest).encode()}))
@@ -75,13 +75,13 @@ def test_another_machine_is_said() -> None:
 def test_an_operator_that_torch_has_changed_is_named() -> None:
     entries = entries_of((FOLDER / str(FORMAT) / "small.ingot").read_bytes())
     manifest = json.loads(entries[NAME])
-    schemas = manifest["operators"]
+    schemas = manifest["program"]["operators"]
     for old, is_right in (
         ("aten::relu(Tensor self) -> Tensor", True),
         ("aten::relu(Tensor self, Tensor threshold) -> Tensor", False),
         ("aten::relu(", False),
     ):
-        changed = manifest | {"operators": schemas | {"aten.relu.default": old}}
+        changed = manifest | {"program": manifest["program"] | {"operators": schemas | {"aten.relu.default": old}}}
         loaded = load(with_digests(entries | {NAME: json.dumps(changed).encode()}), allow_native=False)
         if is_right:
             assert loaded.graph is not None
@@ -104,7 +104,7 @@ def test_calls_of_an_operator_that_torch_has_no_more_are_rewritten(monkeypatch: 
         b"aten.linalg_cholesky.default(%x, upper=True)", b"aten.cholesky.default(%x, True)"
     )
     manifest = json.loads(entries[NAME]) | {"torch": "2.13.0"}
-    manifest["operators"]["aten.cholesky.default"] = CHOLESKY
+    manifest["program"]["operators"]["aten.cholesky.default"] = CHOLESKY
     loaded = load(with_digests(entries | {NAME: json.dumps(manifest).encode(), "graphs/forward.txt": text}))
     assert b"aten.cholesky" in text and "linalg_cholesky" in str(loaded.graph)
     with torch.no_grad(), pytest.warns(smelt.SmeltWarning, match="native code is not used"):
@@ -124,12 +124,13 @@ def test_weights_that_follow_by_an_operator_that_is_another_one_are_computed_by_
         smelt.trace(model, (x,)).save(buffer, targets=targets())
         entries = entries_of(buffer.getvalue())
         manifest = json.loads(entries[NAME])
-        assert "aten.rsqrt.default" in manifest["operators"]
-        changed = manifest["operators"] | {"aten.rsqrt.default": "aten::rsqrt(Tensor self, bool fast) -> Tensor"}
-        for version, operators, is_native in (
-            (manifest["torch"], changed, True), ("2.12.0", changed, False), ("2.12.0", manifest["operators"], True),
+        operators = manifest["program"]["operators"]
+        assert "aten.rsqrt.default" in operators
+        changed = operators | {"aten.rsqrt.default": "aten::rsqrt(Tensor self, bool fast) -> Tensor"}
+        for version, schemas, is_native in (
+            (manifest["torch"], changed, True), ("2.12.0", changed, False), ("2.12.0", operators, True),
         ):  # fmt: skip
-            again = manifest | {"torch": version, "operators": operators}
+            again = manifest | {"torch": version, "program": manifest["program"] | {"operators": schemas}}
             path = tmp_path / f"{version}-{is_native}.ingot"
             path.write_bytes(with_digests(entries | {NAME: json.dumps(again).encode()}))
             loaded = load(path)

@@ -213,9 +213,9 @@ def _state(manifest: Manifest) -> Table:
 
 
 def _entries(manifest: Manifest) -> Table:
-    out = Table("entry", "size", title="the file")
+    out = Table("entry", "in the file", "unpacked", title="the file")
     for name, digest in manifest.entries.items():
-        out.add_row(name, _size(digest.nbytes))
+        out.add_row(name, _size(digest.nbytes), "" if digest.unpacked is None else _size(digest.unpacked))
     return out
 
 

@@ -46,6 +46,7 @@ from smelt.runtime.ingot.archive import Pieces
 from smelt.runtime.ingot.errors import unsaved
 from smelt.runtime.ingot.free_sizes import Bounds, FreeSizes, Profile, Sizes
 from smelt.runtime.ingot.manifest import EXTRA, WEIGHTS, InputType, Manifest, Method
+from smelt.runtime.ingot.packed import Packed, packed
 from smelt.runtime.ingot.program import write_ingot
 from smelt.runtime.ingot.structure import Mapping_, Sequence_
 from smelt.runtime.ingot.tensors import write
@@ -94,7 +95,11 @@ def save(
                 "save what was compiled without it; smelt.compile what is loaded, with this option, where it runs",
             )
     writer = _Writer(programs, {name: TARGETS[name] for name in (TARGETS if targets is None else targets)}, sizes)
-    manifest, entries = writer.written()
+    manifest, pieces = writer.written()
+    entries: dict[str, Pieces | Packed] = dict(pieces)
+    for name in pieces.keys() - {WEIGHTS}:
+        content = b"".join(pieces[name])
+        entries[name] = packed(content) or [content]
     for name, content in extra_files.items():
         entries[EXTRA + name] = [bytes(content)]
     write_ingot(target, manifest, entries)

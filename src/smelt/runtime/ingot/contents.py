@@ -19,7 +19,8 @@ import torch
 
 from smelt.runtime.ingot.archive import Archive
 from smelt.runtime.ingot.errors import broken
-from smelt.runtime.ingot.manifest import NAME, WEIGHTS, Manifest, Placed, State
+from smelt.runtime.ingot.manifest import NAME, PROGRAM, WEIGHTS, Head, Manifest, Placed, State
+from smelt.runtime.ingot.packed import Packed, unpacked
 from smelt.runtime.ingot.panels import matrix_of
 from smelt.runtime.ingot.tensors import read_header
 from smelt.runtime.ingot.texts.json_text import Part, loads
@@ -52,25 +53,39 @@ class Contents:
         self._archive = Archive(data)
         self._again = again
         self._memories: dict[str, Any] = {}
-        part = loads(self._archive.content(NAME), NAME)
-        self.manifest = Manifest.read(part)
-        present = self._archive.entries.keys() - {NAME}
-        for name in sorted(present ^ self.manifest.entries.keys()):
+        head = Head.read(loads(self._archive.content(NAME), NAME))
+        self._entries = head.entries
+        listed = {digest.in_archive(name): digest for name, digest in head.entries.items()}
+        for name in sorted((self._archive.entries.keys() - {NAME}) ^ listed.keys()):
             raise broken(name, "the manifest and the archive do not have the same entries")
-        weights = self._archive.entries[WEIGHTS]
-        for name, wanted in self.manifest.entries.items():
+        for name, wanted in listed.items():
             if self._archive.entries[name].nbytes != wanted.nbytes:
                 raise broken(name, "it has another size than the manifest says")
-            is_checked = name != WEIGHTS or verify or (verify is None and weights.nbytes <= CHECKED_NBYTES)
+            is_checked = name != WEIGHTS or verify or (verify is None and wanted.nbytes <= CHECKED_NBYTES)
             if is_checked and hashlib.sha256(self._archive.content(name, check=False)).hexdigest() != wanted.sha256:
                 raise broken(name, "its digest is not the manifest's: it was changed after it was written")
+        if head.program is None and PROGRAM not in head.entries:
+            raise broken(PROGRAM, "there is no such entry")
+        self.manifest = Manifest.read(head, head.program or self.json(PROGRAM))
         self._stored = read_header(self.entry(WEIGHTS), WEIGHTS)
         for state in self.manifest.state:
             self._check(stored_as(state))
 
     def entry(self, name: str) -> memoryview:
-        """An entry's bytes, which were checked."""
-        return self._archive.content(name, check=False)
+        """An entry's bytes, which were checked; unpacked, they are in memory of their own.
+
+        Raises: PackageError (S0701) where it cannot be unpacked.
+        """
+        found = self.in_file(name)
+        if not isinstance(found, Packed):
+            return found
+        return memoryview(unpacked(name, memoryview(found.data), found.nbytes))
+
+    def in_file(self, name: str) -> memoryview | Packed:
+        """An entry as it is in the file."""
+        digest = self._entries[name]
+        data = self._archive.content(digest.in_archive(name), check=False)
+        return data if digest.unpacked is None else Packed(data, digest.unpacked)
 
     def text(self, name: str) -> str:
         """An entry that is text. Raises: PackageError (S0701)."""

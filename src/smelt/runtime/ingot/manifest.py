@@ -1,5 +1,8 @@
 """The manifest of an ingot: what the file holds, checked before anything of it is used.
 
+    manifest.json     format, versions, size and digest of each other entry
+    program.json      state, entry points, code: packed, as it has a line for each weight
+
 Invariant: the manifest names every entry of the file with its digest, and every number in it is within the bounds of
 what it counts. Writing what was read gives the same bytes.
 """
@@ -15,13 +18,15 @@ from smelt.diag.records import record
 from smelt.runtime.ingot import structure as structures
 from smelt.runtime.ingot.errors import broken, newer
 from smelt.runtime.ingot.free_sizes import Expr, FreeSizes, read_expr, value_of, write_expr
+from smelt.runtime.ingot.packed import SUFFIX
 from smelt.runtime.ingot.structure import Mapping_, Sequence_, Structure
 from smelt.runtime.ingot.tensors import dtype_name, dtype_of
 from smelt.runtime.ingot.texts.json_text import Part, dumps
 from smelt.runtime.ingot.upgrades import upgraded
 
-FORMAT = 3
+FORMAT = 4
 NAME = "manifest.json"
+PROGRAM = "program.json"
 WEIGHTS = "weights.safetensors"
 EXTRA = "extra/"
 _LOW = -(1 << 63)
@@ -287,10 +292,51 @@ def _option(part: Part) -> Any:
 
 @record
 class Digest:
-    """What an entry must be."""
+    """What an entry must be in the file, and how many bytes it has unpacked; None: it is there unpacked."""
 
     nbytes: int
     sha256: str
+    unpacked: int | None = None
+
+    def written(self) -> Any:
+        return [self.nbytes, self.sha256, self.unpacked]
+
+    @staticmethod
+    def read(part: Part) -> Digest:
+        nbytes, sha256, unpacked = part.items(3)
+        return Digest(nbytes.as_int(), sha256.as_str(), None if unpacked.is_null() else unpacked.as_int())
+
+    def in_archive(self, name: str) -> str:
+        """What the archive calls the entry of this name."""
+        return name if self.unpacked is None else name + SUFFIX
+
+
+@record
+class Head:
+    """What is read of the manifest first. program: the rest of it, None where it is in an entry of its own."""
+
+    smelt: str
+    torch: str
+    abi: str
+    entries: Mapping[str, Digest]
+    program: Part | None
+
+    @staticmethod
+    def read(part: Part) -> Head:
+        """Raises: PackageError (S0701)."""
+        if type(part.value) is dict and "format" in part.value:
+            version = Part(part.value["format"], NAME, ".format").as_int(1)
+            if version > FORMAT:
+                raise newer("format", version, FORMAT)
+            part = Part(upgraded(part.value, version), NAME)
+        _, smelt, its_torch, abi, entries, program = part.keys("format", "smelt", "torch", "abi", "entries", "program")
+        digests = {name: Digest.read(each) for name, each in entries.pairs()}
+        if len({digest.in_archive(name) for name, digest in digests.items()}) < len(digests):
+            raise entries.bad("has an entry twice, packed and plain")
+        if WEIGHTS in digests and digests[WEIGHTS].unpacked is not None:
+            raise entries.bad("has weights that are packed, where they are to be mapped")
+        inside = None if program.is_null() else program
+        return Head(smelt.as_str(), its_torch.as_str(), abi.as_str(), digests, inside)
 
 
 @record
@@ -318,54 +364,51 @@ class Manifest:
         """The names of the files that the user put in."""
         return tuple(name.removeprefix(EXTRA) for name in self.entries if name.startswith(EXTRA))
 
-    def text(self) -> bytes:
-        """The manifest's entry."""
+    def head(self) -> bytes:
+        """The manifest's entry, which lists all others."""
         return dumps(
             {
                 "format": FORMAT,
                 "smelt": self.smelt,
                 "torch": self.torch,
                 "abi": self.abi,
+                "entries": {name: each.written() for name, each in self.entries.items()},
+                "program": None,
+            }
+        )
+
+    def program(self) -> bytes:
+        """The entry that has the rest."""
+        return dumps(
+            {
                 "is_training": self.is_training,
                 "state": [each.written() for each in self.state],
                 "methods": {name: method.to_json() for name, method in self.methods.items()},
                 "executors": dict(self.executors),
                 "kernels": dict(self.kernels),
                 "operators": dict(self.operators),
-                "entries": {name: [each.nbytes, each.sha256] for name, each in self.entries.items()},
             }
         )
 
     @staticmethod
-    def read(part: Part) -> Manifest:
-        """The manifest. Raises: PackageError (S0701)."""
-        if type(part.value) is dict and "format" in part.value:
-            version = Part(part.value["format"], NAME, ".format").as_int(1)
-            if version > FORMAT:
-                raise newer("format", version, FORMAT)
-            part = Part(upgraded(part.value, version), NAME)
-        _, smelt, its_torch, its_abi, training, state, methods, executors, kernels, entries, operators = part.keys(
-            "format", "smelt", "torch", "abi", "is_training", "state", "methods", "executors", "kernels", "entries",
-            "operators",
-        )  # fmt: skip
+    def read(head: Head, part: Part) -> Manifest:
+        """The manifest; part: what its head leaves out. Raises: PackageError (S0701)."""
+        training, state, methods, executors, kernels, operators = part.keys(
+            "is_training", "state", "methods", "executors", "kernels", "operators"
+        )
         tensors = tuple(map(State.read, state.items()))
         found = {name: Method.read(each, len(tensors)) for name, each in methods.pairs()}
         if not found or not all(name.isidentifier() for name in found):
             raise methods.bad("are no names of entry points")
         manifest = Manifest(
-            smelt.as_str(), its_torch.as_str(), its_abi.as_str(), training.as_bool(), tensors, found,
+            head.smelt, head.torch, head.abi, training.as_bool(), tensors, found,
             {name: entry.as_str() for name, entry in executors.pairs()},
             {name: entry.as_str() for name, entry in kernels.pairs()},
-            {name: _digest(each) for name, each in entries.pairs()},
+            head.entries,
             {name: schema.as_str() for name, schema in operators.pairs()},
         )  # fmt: skip
         _check_names(manifest)
         return manifest
-
-
-def _digest(part: Part) -> Digest:
-    nbytes, sha256 = part.items(2)
-    return Digest(nbytes.as_int(), sha256.as_str())
 
 
 def _check_names(manifest: Manifest) -> None:
@@ -377,4 +420,4 @@ def _check_names(manifest: Manifest) -> None:
         raise broken(name, "the manifest refers to this entry and does not list it")
     places = [(state.kind, state.path) for state in manifest.state]
     if len(set(places)) < len(places):
-        raise broken(NAME, "two tensors of the state have one name")
+        raise broken(PROGRAM, "two tensors of the state have one name")

@@ -23,7 +23,8 @@ from smelt.runtime.ingot.contents import Contents, stored_as
 from smelt.runtime.ingot.entry_point import EntryPoint
 from smelt.runtime.ingot.errors import unsaved
 from smelt.runtime.ingot.late_parameters import LateParameters
-from smelt.runtime.ingot.manifest import EXTRA, NAME, WEIGHTS, Digest, InPanels, Manifest, Placed, State
+from smelt.runtime.ingot.manifest import EXTRA, NAME, PROGRAM, WEIGHTS, Digest, InPanels, Manifest, Placed, State
+from smelt.runtime.ingot.packed import Packed, packed
 from smelt.runtime.ingot.panels import put_matrix
 from smelt.runtime.ingot.structure import Classes
 from smelt.runtime.ingot.tensors import raw
@@ -262,14 +263,20 @@ class LoadedProgram(Part):
         manifest = self.manifest
         if not self.folded_is_as_saved():
             manifest = without_native(manifest, "weights that are folded into it were changed after it was made")
-        entries: dict[str, Pieces] = {
-            name: [self._contents.entry(name)]
-            for name in manifest.entries
-            if name != WEIGHTS and (extra_files is None or not name.startswith(EXTRA))
-        }
+        entries: dict[str, Pieces | Packed] = {}
+        for name in manifest.entries:
+            if name not in (WEIGHTS, PROGRAM) and (extra_files is None or not name.startswith(EXTRA)):
+                found = self._contents.in_file(name)
+                entries[name] = found if isinstance(found, Packed) else [found]
         entries |= {EXTRA + name: [content] for name, content in (extra_files or {}).items()}
         entries[WEIGHTS] = self._weights()
-        write_ingot(target, manifest, {name: entries[name] for name in entries if is_needed(name, manifest)})
+        entries = {name: entries[name] for name in entries if is_needed(name, manifest)}
+        # As it is in the file where it says the same: another zlib would pack it into other bytes.
+        program = manifest.program()
+        if PROGRAM in manifest.entries and program == self._contents.entry(PROGRAM):
+            found = self._contents.in_file(PROGRAM)
+            entries[PROGRAM] = found if isinstance(found, Packed) else [found]
+        write_ingot(target, manifest, entries)
 
     def _weights(self) -> Pieces:
         """The weights' entry with what the tensors hold now. Raises: PackageError (S0702)."""
@@ -394,22 +401,31 @@ def is_needed(name: str, manifest: Manifest) -> bool:
 
 
 def write_ingot(
-    target: str | os.PathLike[str] | BinaryIO, manifest: Manifest, entries: Mapping[str, Pieces]
+    target: str | os.PathLike[str] | BinaryIO, manifest: Manifest, entries: Mapping[str, Pieces | Packed]
 ) -> None:  # fmt: skip
-    """Write entries and the manifest that lists them."""
+    """Write entries and the manifest that lists them. Those that are packed are written so."""
+    if PROGRAM not in entries:
+        program = manifest.program()
+        entries = {**entries, PROGRAM: packed(program) or [program]}
     digests = {name: _digest(entries[name]) for name in sorted(entries)}
     listed = replace(manifest, entries=digests)
     # The weights last: what is read first stands together.
     order = sorted(entries, key=lambda name: (name == WEIGHTS, name))
-    all_entries = [(NAME, [listed.text()]), *((name, entries[name]) for name in order)]
+    named = ((digests[name].in_archive(name), _pieces(entries[name])) for name in order)
+    all_entries = [(NAME, [listed.head()]), *named]
     if isinstance(target, (str, os.PathLike)):
         replace_file(Path(target), all_entries)
     else:
         write_archive(target, all_entries)
 
 
-def _digest(pieces: Pieces) -> Digest:
-    sha = hashlib.sha256()
+def _pieces(entry: Pieces | Packed) -> Pieces:
+    return [entry.data] if isinstance(entry, Packed) else entry
+
+
+def _digest(entry: Pieces | Packed) -> Digest:
+    pieces, sha = _pieces(entry), hashlib.sha256()
     for piece in pieces:
         sha.update(piece)
-    return Digest(sum(len(piece) for piece in pieces), sha.hexdigest())
+    unpacked = entry.nbytes if isinstance(entry, Packed) else None
+    return Digest(sum(len(piece) for piece in pieces), sha.hexdigest(), unpacked)

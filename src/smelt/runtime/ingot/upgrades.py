@@ -1,6 +1,6 @@
 """What earlier formats lack of the present one.
 
-    format 1  -- to_2 -->  format 2  -- to_3 -->  format 3  -- ... -->  the present one
+    format 1  -- to_2 -->  format 2  -- to_3 -->  format 3  -- to_4 -->  the present one
 
 Invariant: an upgrade is written when a format changes, and never changed again; it takes any JSON, as what it gives is
 checked like a file of the present format.
@@ -35,5 +35,14 @@ def _to_3(manifest: dict[str, Any]) -> dict[str, Any]:
     return manifest | {"state": state}
 
 
-UPGRADES: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (_to_2, _to_3)
+def _to_4(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Packed entries, the manifest's own larger part among them: format 3 has all as it is."""
+    entries, head = manifest.get("entries"), ("format", "smelt", "torch", "abi")
+    if isinstance(entries, dict):
+        entries = {name: [*each, None] if isinstance(each, list) else each for name, each in entries.items()}
+    rest = {key: value for key, value in manifest.items() if key not in (*head, "entries")}
+    return {key: manifest[key] for key in head if key in manifest} | {"entries": entries, "program": rest}
+
+
+UPGRADES: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (_to_2, _to_3, _to_4)
 """From each format to the next."""
