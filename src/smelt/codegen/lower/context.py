@@ -7,11 +7,11 @@ the rule says that it takes any layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -77,6 +77,8 @@ def torch_dtype(value: Value) -> torch.dtype:
 
 
 _OFFSET = "aten.sym_storage_offset.default"
+Copier: TypeAlias = Callable[[Place, Place], None]
+"""Copies into one place what lies in another."""
 
 
 class Context:
@@ -96,6 +98,7 @@ class Context:
         self.packed_nbytes = 0
         self.rows_in_bytes: dict[Value, tuple[Region | None, int]] = {}
         self.compiler: Compile = not_compiled  # for what is compiled for the sizes that come
+        self.copier: Copier = partial(copy_into, self.builder)  # into memory that has a tensor in another order
         self.spent_ms: dict[str, float] = {}
         self.choices: dict[str, ChoiceReport] = {}
         self.nodes: dict[Node, NodeReport] = {}
@@ -454,7 +457,7 @@ class Context:
             self.builder.check(place.storage)
             storage = self.builder.empty(Geometry(place.geometry.sizes, strides), place.storage.dtype)
             self._copies[key] = Place(storage, storage.base)
-            copy_into(self.builder, self._copies[key], place)
+            self.copier(self._copies[key], place)
         return self._copies[key]
 
     def overwritten(self, storage: Storage) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
@@ -44,6 +45,7 @@ from smelt.codegen.lower.launched_kernels import with_code
 from smelt.codegen.lower.library import lower_gelu, lower_histc, lower_pad
 from smelt.codegen.lower.memory.in_place import PUTS
 from smelt.codegen.lower.memory.outputs import lower_outputs
+from smelt.codegen.lower.memory.relaying import relay
 from smelt.codegen.lower.memory.sharing import is_idle_dropout, view_source
 from smelt.codegen.lower.memory.views import lower_resolved, lower_unpack, lower_view
 from smelt.codegen.lower.memory.writes import lower_write, mutations
@@ -190,7 +192,7 @@ def lower(
     ready = prepared(graph, own)
     graph, chosen = ready.graph, ready.chosen
     ctx = Context(graph, state, own)
-    ctx.compiler = compiler(ctx.options)
+    ctx.compiler, ctx.copier = compiler(ctx.options), partial(relay, ctx)
     ctx.told.update(choice.which for choice in chosen.values())
     ctx.set_free(layouts.free)
     for number, value in enumerate(graph.inputs):
