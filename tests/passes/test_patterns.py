@@ -33,6 +33,7 @@ from smelt.passes.products.fold_batch_norm import fold_batch_norm
 from smelt.passes.products.fuse_bias import fuse_bias
 from smelt.passes.products.hoist_products import hoist_products
 from smelt.passes.products.merge_linears import merge_linears
+from smelt.passes.products.narrow_gathers import narrow_gathers
 from smelt.passes.products.spell_linear import spell_linear
 from smelt.passes.products.vector_products import vector_products
 from tests.golden import text
@@ -48,6 +49,7 @@ PASSES: dict[str, Pass] = {
         fuse_bias,
         hoist_products,
         merge_linears,
+        narrow_gathers,
         spell_linear,
         order,
         dce,

@@ -48,6 +48,7 @@ from smelt.passes.products.hoist_products import hoist_products
 from smelt.passes.products.loop_products import loop_products
 from smelt.passes.products.lower_precision import lower_precision
 from smelt.passes.products.merge_linears import merge_linears
+from smelt.passes.products.narrow_gathers import narrow_gathers
 from smelt.passes.products.spell_linear import spell_linear
 from smelt.passes.products.vector_products import vector_products
 from smelt.passes.ranks.local import localize
@@ -77,6 +78,8 @@ OPTIMIZED: tuple[Pass, ...] = (
     cse,
     attention,
     attention_fast,
+    # Behind it, for what attention adds to its scores it matches as it was written.
+    narrow_gathers,
     # One spelling of products, so that bias, batch norm and merging see all of them.
     spell_linear,
     fuse_bias,
@@ -114,7 +117,7 @@ _NARROWING = frozenset((lower_precision.name,))
 _RESPELLING = frozenset(
     (
         expand_layers.name, expand_recurrent.name, commute_resampling.name, expand_resampling.name,
-        hoist_products.name, loop_products.name, vector_products.name,
+        narrow_gathers.name, hoist_products.name, loop_products.name, vector_products.name,
     )
 )  # fmt: skip
 # Write what own kernels alone are fast at.
