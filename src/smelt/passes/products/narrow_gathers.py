@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from smelt.analysis import is_static
-from smelt.ir import DType, Graph, MemoryFormat, Node, TensorType, Value, clone_node
+from smelt.ir import Arg, DType, Graph, MemoryFormat, Node, TensorType, Value, clone_node
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import evaluate
 from smelt.passes.base import Pass, PassContext, call_of, emitter
@@ -33,7 +33,7 @@ _PRODUCTS = {"aten.bmm.default": ("self", "mat2"), "aten.matmul.default": ("self
 _MOST_COLUMNS = 0.75
 """How much of the columns may be read for it to pay to leave the rest out."""
 _MOST_ELEMENTS = 1 << 22
-_MOST_NODES = 64
+_MOST_STEPS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +95,19 @@ def _contents(graph: Graph, value: Value) -> torch.Tensor | None:
     type_ = static_tensor(value)
     if type_ is None or type_.dtype is not DType.I64 or type_.device != "cpu" or not 0 < type_.numel <= _MOST_ELEMENTS:
         return None
+    # A node that is met again goes behind all that it was before, and so does what it reads.
     nodes: dict[Node, None] = {}
-    pending = [value]
+    pending, steps = [value], 0
     while pending:
-        node = pending.pop().node
-        if node is None or node.regions or len(nodes) > _MOST_NODES or not effects(node).is_reproducible:
+        node, steps = pending.pop().node, steps + 1
+        if node is None or node.regions or steps > _MOST_STEPS or not effects(node).is_reproducible:
             return None
         nodes.pop(node, None)
         nodes[node] = None
         pending.extend(node.operands())
     small = Graph("index")
     small.constants = graph.constants
-    copies: dict[Value, Value] = {}
+    copies: dict[Value, Arg] = {}
     for node in reversed(nodes):
         copy = clone_node(node, copies)
         copies.update(zip(node.results, copy.results, strict=True))
