@@ -58,7 +58,12 @@ def results(content: bytes, wanted: Sequence[Sequence[torch.Tensor]]) -> list[li
             sizes = struct.unpack_from(f"<{ndim}q", content, at + 4)
             at += 4 + 8 * ndim
             nbytes = math.prod(sizes) * like.itemsize
-            found[-1].append(torch.frombuffer(bytearray(content[at : at + nbytes]), dtype=like.dtype).view(sizes))
+            flat = (
+                torch.frombuffer(bytearray(content[at : at + nbytes]), dtype=like.dtype)
+                if nbytes
+                else like.new_empty(0)
+            )
+            found[-1].append(flat.view(sizes))
             at += nbytes
     assert at == len(content)
     return found
