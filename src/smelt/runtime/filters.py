@@ -53,17 +53,27 @@ class Filters:
                 return self.groups * panels, kh * kw * cin, self.columns
 
 
+def is_finite(weight: torch.Tensor) -> bool:
+    """Whether no element is inf or NaN: read once, where `torch.isfinite` writes a mask."""
+    if not weight.numel():
+        return True
+    least, most = torch.aminmax(weight.detach())
+    return bool(least > -torch.inf) and bool(most < torch.inf)  # neither where one is NaN
+
+
 def pack_dense(weight: torch.Tensor, groups: int, columns: int) -> torch.Tensor:
     """f32[cout, cin/g, kh, kw] -> [g * panels, kh * kw * cin/g, columns], channels beyond a group's last being 0."""
     cout, cin, kh, kw = weight.shape
-    per_group, depth = cout // groups, cin * kh * kw
-    panels = -(-per_group // columns)
-    packed = weight.new_zeros(groups, depth, panels * columns)
-    # [g, out, in, kh, kw] -> [g, kh, kw, in, out]
-    packed[:, :, :per_group] = (
-        weight.reshape(groups, per_group, cin, kh, kw).permute(0, 3, 4, 2, 1).reshape(groups, depth, per_group)
-    )
-    return packed.view(groups, depth, panels, columns).permute(0, 2, 1, 3).contiguous().flatten(0, 1)
+    per_group = cout // groups
+    whole, rest = divmod(per_group, columns)
+    packed = weight.new_empty(groups, whole + (rest > 0), kh, kw, cin, columns)
+    by_group = weight.detach().reshape(groups, per_group, cin, kh, kw)
+    full = by_group[:, : per_group - rest].view(groups, whole, columns, cin, kh, kw)
+    packed[:, :whole] = full.permute(0, 1, 4, 5, 3, 2)
+    if rest:
+        packed[:, whole, ..., :rest] = by_group[:, per_group - rest :].permute(0, 3, 4, 2, 1)
+        packed[:, whole, ..., rest:] = 0
+    return packed.view(-1, kh * kw * cin, columns)
 
 
 def pack_depthwise(weight: torch.Tensor, lanes: int) -> torch.Tensor:
@@ -79,9 +89,10 @@ def pack_winograd(weight: torch.Tensor, columns: int) -> torch.Tensor:
     """f32[cout, cin, 3, 3] -> G g Gt as f32[cout / columns, 16, cin, columns]."""
     cout, cin = weight.shape[:2]
     g = torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1.0]], dtype=torch.float64)
-    both = torch.kron(g, g).T
+    both = torch.kron(g, g)
     packed = torch.empty(cout // columns, POINTS, cin, columns)
     for panel, part in zip(packed, weight.detach().split(columns), strict=True):
-        points = part.reshape(columns * cin, 9).double() @ both
-        panel.copy_(points.view(columns, cin, POINTS).permute(2, 1, 0))
+        # The nine elements in front: so the product has the panel's own layout.
+        turned = part.reshape(columns, cin, 9).permute(2, 1, 0).double().reshape(9, cin * columns)
+        panel.copy_((both @ turned).view(POINTS, cin, columns))
     return packed

@@ -41,7 +41,7 @@ from smelt.codegen.lower.static.static_program import Content, program_of
 from smelt.ir import Arg, DType, Node, TensorType, Value
 from smelt.ops.convert import to_torch
 from smelt.ops.registry import overload
-from smelt.runtime.filters import Filters
+from smelt.runtime.filters import Filters, is_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def own_convolution_of(ctx: Context, conv: Convolution, claimed: set[Node]) -> O
         return None
     if plan.finite and not conv.is_live:
         ctx.decided_by_contents.append(f"whether %{conv.weight.name} is finite")
-        if not bool(torch.isfinite(ctx.statics.bake(conv.weight)).all()):
+        if not is_finite(ctx.statics.bake(conv.weight)):
             return None
     return _with_epilogue(isa, conv, shape, claimed)
 

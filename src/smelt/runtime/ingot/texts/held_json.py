@@ -22,7 +22,7 @@ import torch
 
 from smelt.diag import SmeltError
 from smelt.diag.records import record
-from smelt.runtime.filters import Filters, Form
+from smelt.runtime.filters import Filters, Form, is_finite
 from smelt.runtime.ingot.manifest import Placed
 from smelt.runtime.ingot.structure import read_constant, write_constant
 from smelt.runtime.ingot.tensors import dtype_name, dtype_of
@@ -307,7 +307,7 @@ def filters_of(filtered: Filtered, given: Given) -> torch.Tensor | None:
     weight = value_of(filtered.steps, given, 2 * nbytes)
     if weight is None or weight.dtype is not torch.float32 or weight.numel() != math.prod(filtered.sizes):
         return None
-    if filtered.filters.is_finite and not bool(torch.isfinite(weight).all()):
+    if filtered.filters.is_finite and not is_finite(weight):
         return None
     return filtered.filters.packed(weight.reshape(filtered.sizes))
 

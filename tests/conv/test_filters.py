@@ -1,0 +1,40 @@
+"""Packed weights of convolutions, element by element."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from smelt.runtime.filters import is_finite, pack_dense, pack_winograd
+
+
+@pytest.mark.parametrize(
+    ("groups", "per_group", "cin", "window", "columns"),
+    [(1, 5, 3, 2, 4), (1, 8, 2, 1, 4), (3, 4, 2, 3, 4), (2, 3, 1, 1, 8), (2, 9, 2, 2, 4)],
+)
+def test_dense(groups: int, per_group: int, cin: int, window: int, columns: int) -> None:
+    weight = torch.arange(1.0, groups * per_group * cin * window**2 + 1).view(-1, cin, window, window)
+    found = pack_dense(weight, groups, columns)
+    panels = -(-per_group // columns)
+    assert found.shape == (groups * panels, window**2 * cin, columns) and found.is_contiguous()
+    wanted = torch.zeros(groups, panels * columns, window, window, cin)
+    wanted[:, :per_group] = weight.view(groups, per_group, cin, window, window).permute(0, 1, 3, 4, 2)
+    for group, panel, column in torch.cartesian_prod(*map(torch.arange, (groups, panels, columns))).tolist():
+        channel = wanted[group, panel * columns + column].flatten()
+        assert torch.equal(found[group * panels + panel, :, column], channel)
+
+
+def test_winograd() -> None:
+    weight = torch.randn(8, 3, 3, 3)
+    g = torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1.0]], dtype=torch.float64)
+    points = (g @ weight.double() @ g.T).float()  # [cout, cin, 4, 4]
+    found = pack_winograd(weight, 4)
+    torch.testing.assert_close(found, points.view(2, 4, 3, 16).permute(0, 3, 2, 1), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
+def test_what_is_finite(value: float) -> None:
+    weight = torch.full((3, 5), torch.finfo(torch.float32).max)
+    assert is_finite(weight) and is_finite(-weight) and is_finite(weight[:0])
+    weight[1, 2] = value
+    assert not is_finite(weight)
