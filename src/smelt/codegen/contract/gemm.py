@@ -27,7 +27,7 @@ from smelt.codegen.contract.epilogue import Epilogue
 from smelt.codegen.contract.integers import ceil_div, maximum, minimum
 from smelt.codegen.contract.module import module_text
 from smelt.codegen.contract.panels import pack_call, pack_columns, pack_rows
-from smelt.codegen.contract.tile import Walk, tile_call, tile_function
+from smelt.codegen.contract.tile import TURN, Walk, tile_call, tile_function
 from smelt.codegen.contract.tiling import BLOCK, LINE_NBYTES, Tiling, paired_rest
 from smelt.codegen.contract.vectors import prefetch
 from smelt.codegen.llvm.isa import Isa, has_wide_multipliers
@@ -246,9 +246,9 @@ class GemmDriver(Driver):
 
 def _is_asked_nearby(isa: Isa, lines: int) -> bool:
     """Whether lines are asked for in the first-level cache, too. One of 48 KB is full of what two multipliers are busy
-    with; with 256 bits and several lines a turn there are not enough buffers for lines on their way.
+    with; a single tile, or several lines a turn with 256 bits, have more lines on their way than it has buffers for.
     """
-    return not has_wide_multipliers(isa) and (lines == 1 or isa.f32_lanes == 16)
+    return not has_wide_multipliers(isa) and (lines == 1 or (isa.f32_lanes == 16 and lines < TURN))
 
 
 _STRIP_PARAMETERS = (

@@ -30,12 +30,12 @@ class Packing:
     @property
     def columns(self) -> int:
         """Columns of a panel."""
-        return self.tiling.packed.panel
+        return self.tiling.packed_columns
 
     @property
     def panels(self) -> int:
         """How many panels there are."""
-        return -(-self.n // self.columns)
+        return self.tiling.packed_panels(self.n)
 
     @property
     def items(self) -> int:

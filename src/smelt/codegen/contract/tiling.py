@@ -46,11 +46,20 @@ class Tiling:
         return self.vectors * self.lanes
 
     @property
-    def packed(self) -> Tiling:
-        """How a matrix that is packed before the run is cut: panels of a line, several of which are one panel of the
-        tile, so that the packed matrix is the same on every instruction set.
+    def packed_columns(self) -> int:
+        """Columns of a panel of a matrix that is packed before the run: a line of memory, several of which are one
+        panel of the tile, so that the packed matrix is the same on every instruction set.
         """
-        return replace(self, vectors=min(self.vectors, max(1, LINE_NBYTES // (self.lanes * self.right_nbytes))))
+        return self.lanes * min(self.vectors, max(1, LINE_NBYTES // (self.lanes * self.right_nbytes)))
+
+    @property
+    def packed(self) -> Tiling:
+        """How a matrix is cut that is packed before the run."""
+        return replace(self, vectors=self.packed_columns // self.lanes)
+
+    def packed_panels(self, n: int) -> int:
+        """How many panels so many columns are packed in."""
+        return -(-n // self.packed_columns)
 
     @property
     def right_nbytes(self) -> int:

@@ -35,15 +35,16 @@ BLOCK_TERMS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Int8:
-    """A kernel. Its buffers: rows, panels (`int8_forms`), those of the epilogue, out; its words are those of `Gemm`."""
+    """A kernel. Its buffers: rows, panels (`int8_forms`), those of the epilogue, out; words and `lines`: `Gemm`'s."""
 
     tiling: Tiling
     epilogue: Epilogue
+    lines: int = 1
 
     @property
     def gemm(self) -> Gemm:
         """How its tiles are walked."""
-        return Gemm(self.tiling, "packed", self.epilogue, unit=True)
+        return Gemm(self.tiling, "packed", self.epilogue, unit=True, lines=self.lines)
 
 
 @lru_cache(maxsize=256)

@@ -38,12 +38,12 @@ class Int8Form:
     @property
     def columns(self) -> int:
         """Columns of a panel."""
-        return self.tiling.packed.panel
+        return self.tiling.packed_columns
 
     @property
     def panels(self) -> int:
         """How many panels there are."""
-        return -(-self.n // self.columns)
+        return self.tiling.packed_panels(self.n)
 
     @property
     def scales_at(self) -> int:

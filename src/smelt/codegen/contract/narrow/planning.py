@@ -8,7 +8,7 @@ from smelt.codegen.contract.narrow.int4 import HEIGHTS, Int4, int4_gemm_source, 
 from smelt.codegen.contract.narrow.int4_forms import COLUMNS, Int4Form
 from smelt.codegen.contract.narrow.int8 import BLOCK_TERMS, Int8, int8_source
 from smelt.codegen.contract.narrow.int8_forms import Int8Form, padded
-from smelt.codegen.contract.planning import BYTES_PER_NS, FLOPS_PER_NS, ProductPlan, block_rows, gemm_cut
+from smelt.codegen.contract.planning import BYTES_PER_NS, FLOPS_PER_NS, ProductPlan, block_rows, gemm_cut, lines_asked
 from smelt.codegen.contract.problem import Problem
 from smelt.codegen.contract.tiling import BLOCK, Tiling, tiling_for
 from smelt.codegen.llvm.isa import Isa
@@ -23,7 +23,7 @@ def plan_int8(isa: Isa, form: Int8Form, m: int, row: int, bound: Bound) -> Produ
     """The plan of a product of m rows of bytes, `row` elements apart, with a weight in that form."""
     tiling, n, terms = form.tiling, form.n, padded(form.k)
     rows, items, item_ns = _int8_cut(tiling, m, n, terms)
-    kernel = Int8(tiling, bound.epilogue)
+    kernel = Int8(tiling, bound.epilogue, lines_asked(tiling, rows if type(rows) is int else m))
     panel = form.panel_nbytes // tiling.element_nbytes
     problem = Problem(m, n, terms, row, 1, panel, form.columns, n, rows, block_terms=BLOCK_TERMS)
     words = (*problem.words(), *bound.words)
