@@ -22,6 +22,7 @@ from smelt.capture import capture
 from smelt.ir import Graph, parse, verify
 from smelt.ops.evaluate import evaluate
 from smelt.passes.attentions.attention import attention, attention_fast
+from smelt.passes.attentions.strided_operands import strided_operands
 from smelt.passes.base import Pass, PassContext
 from smelt.passes.dce import dce
 from smelt.passes.layers.resampling import commute_resampling
@@ -51,6 +52,7 @@ PASSES: dict[str, Pass] = {
         merge_linears,
         narrow_gathers,
         spell_linear,
+        strided_operands,
         order,
         dce,
     )

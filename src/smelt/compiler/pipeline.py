@@ -22,6 +22,7 @@ from smelt.ir import Graph
 from smelt.ops.evaluate import Lookup
 from smelt.ops.ranks.collectives import COLLECTIVES
 from smelt.passes.attentions.attention import attention, attention_fast
+from smelt.passes.attentions.strided_operands import strided_operands
 from smelt.passes.base import Pass, PassContext
 from smelt.passes.cse import cse
 from smelt.passes.dce import dce
@@ -78,7 +79,8 @@ OPTIMIZED: tuple[Pass, ...] = (
     cse,
     attention,
     attention_fast,
-    # Behind it, for what attention adds to its scores it matches as it was written.
+    strided_operands,
+    # Behind attention, which matches what is added to scores as it was written.
     narrow_gathers,
     # One spelling of products, so that bias, batch norm and merging see all of them.
     spell_linear,
@@ -117,7 +119,7 @@ _NARROWING = frozenset((lower_precision.name,))
 _RESPELLING = frozenset(
     (
         expand_layers.name, expand_recurrent.name, commute_resampling.name, expand_resampling.name,
-        narrow_gathers.name, hoist_products.name, loop_products.name, vector_products.name,
+        strided_operands.name, narrow_gathers.name, hoist_products.name, loop_products.name, vector_products.name,
     )
 )  # fmt: skip
 # Write what own kernels alone are fast at.
