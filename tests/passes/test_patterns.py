@@ -25,6 +25,7 @@ from smelt.passes.attentions.attention import attention, attention_fast
 from smelt.passes.attentions.strided_operands import strided_operands
 from smelt.passes.base import Pass, PassContext
 from smelt.passes.dce import dce
+from smelt.passes.layers.frames import images_of_frames
 from smelt.passes.layers.resampling import commute_resampling
 from smelt.passes.manager import Observation, observe, run_passes
 from smelt.passes.manager import compare as difference
@@ -48,6 +49,7 @@ PASSES: dict[str, Pass] = {
         commute_resampling,
         fold_batch_norm,
         fuse_bias,
+        images_of_frames,
         hoist_products,
         merge_linears,
         narrow_gathers,
