@@ -79,15 +79,20 @@ def call(
     return 0
 
 
-def run_op(op: str, dtype: DType, args: Sequence[torch.Tensor], isa: Isa, lanes: int) -> torch.Tensor:
-    """One operation of the loop-nest language on whole tensors, padded to a multiple of the lanes."""
+def run_op(
+    op: str, dtype: DType, args: Sequence[torch.Tensor], isa: Isa, lanes: int, *, calls: bool = False
+) -> torch.Tensor:
+    """One operation of the loop-nest language on whole tensors, padded to a multiple of the lanes.
+
+    calls: see `ExprEmitter`.
+    """
     count = args[0].numel()
     padded = -(-count // lanes) * lanes
     inputs = [torch.cat([a.flatten(), a.flatten()[-1:].expand(padded - count)]).contiguous() for a in args]
     out = torch.zeros(padded, dtype=TORCH_DTYPE[dtype])
     operand = SMELT_DTYPE[args[-1].dtype]
     fn = FunctionText("KERNEL", KERNEL_PARAMETERS)
-    emitter, bits = ExprEmitter(fn, isa, lanes), LaneBits(fn, isa, lanes)
+    emitter, bits = ExprEmitter(fn, isa, lanes, calls=calls), LaneBits(fn, isa, lanes)
     bases = [fn.address(k) for k in range(len(inputs) + 1)]
     with fn.loop("%begin", "%end", lanes) as loop:
         values = []

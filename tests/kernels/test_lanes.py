@@ -10,7 +10,7 @@ import torch
 
 from smelt.codegen.kernels.operations import DTYPES, OPS
 from smelt.codegen.llvm.isa import Isa
-from smelt.codegen.llvm.lanes.lanes import ExprEmitter, is_supported
+from smelt.codegen.llvm.lanes.lanes import ELEMENTARY, ExprEmitter, is_supported
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
 from smelt.diag import InternalError
 from smelt.ir import DType
@@ -185,3 +185,18 @@ def test_an_unknown_operation_is_refused() -> None:
     fn = FunctionText("KERNEL", KERNEL_PARAMETERS)
     with pytest.raises(InternalError, match="lgamma"):
         ExprEmitter(fn, machine_isas()[0], 4).emit("lgamma", DType.F32, ["%x"])
+
+
+@pytest.mark.spread(4)
+@ISAS
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F64, DType.BF16], ids=str)
+def test_functions_that_are_called_give_the_bits_of_those_written_out(isa: Isa, dtype: DType) -> None:
+    special = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-40, 1e5, -1e6, 88.73, 0.5, 1e22]
+    x = torch.cat([torch.linspace(-9, 9, 500), torch.tensor(special)]).to(TORCH_DTYPE[dtype])
+    names = [n for n, o in OPS.items() if o.family in ELEMENTARY and is_supported(n, dtype, isa)]
+    assert len(names) > 20
+    for name in names:
+        operands = [x, x.flip(0)][: OPS[name].arity]
+        for lanes in (1, isa.f32_lanes):
+            written, called = (run_op(name, dtype, operands, isa, lanes, calls=calls) for calls in (False, True))
+            assert torch.equal(written.view(torch.uint8), called.view(torch.uint8)), (name, lanes)

@@ -28,6 +28,7 @@ from smelt.codegen.kernels.nest import (
     Store,
 )
 from smelt.codegen.llvm.isa import NEON, Isa
+from smelt.codegen.llvm.nests import nest_frame, nest_ir
 from smelt.codegen.llvm.nests.nest_ir import emit_nest, simplify_nest, unsupported
 from smelt.diag import InternalError
 from smelt.ir import DType
@@ -527,3 +528,38 @@ def test_a_chain_longer_than_pythons_stack(isa: Isa) -> None:
         body.append(Let(f"v{k + 1}", op("max", op("neg", Ref(f"v{k}", F32)), const(-0.5))))
     made = nest([F32, F32], (37,), (), [*body, Store(1, at(1), Ref("v1500", F32))])
     check(made, isa, [_drawn([37])], torch.zeros(37))
+
+
+@pytest.mark.spread(4)
+@ISAS
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_functions_of_a_long_chain_are_called(isa: Isa, dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is there once for vectors, whole or masked, and single elements; the bits are those of ones written out."""
+    names = ("sigmoid", "tanh", "gelu", "sin") * 12
+    expr: Expr = load(0, 1, dtype=dtype)
+    for name in names:
+        expr = op(name, op("mul", expr, const(1.5, dtype)))
+    made, x = pointwise([dtype, dtype], (77,), expr), _drawn([77], dtype)
+    results = []
+    for is_called in (True, False):
+        if not is_called:
+            monkeypatch.setattr(nest_frame, "calls_functions", lambda graph: False)
+        nest_ir._emitted.cache_clear()
+        kernel = emit_nest(made, isa)
+        results.append(torch.zeros_like(x))
+        assert run(kernel, isa, [x, results[-1]]) == 0
+        defined = [line for line in kernel.source.text.splitlines() if line.startswith("define internal")]
+        for name in set(names):
+            found = sum(f" @{name}." in line for line in defined)
+            assert found in (1, 2) if is_called else found == 0
+            assert kernel.source.text.count(f" @{name}.") == (24 + found if is_called else 0)
+    nest_ir._emitted.cache_clear()
+    assert torch.equal(results[0].view(torch.uint8), results[1].view(torch.uint8))
+
+
+def test_functions_side_by_side_are_written_out() -> None:
+    total: Expr = load(0, 1)
+    for k in range(40):
+        total = op("add", total, op("gelu", op("mul", load(0, 1), const(k + 1.0))))
+    made = pointwise([F32, F32], (77,), total)
+    assert "define internal" not in emit_nest(made, machine_isas()[0]).source.text

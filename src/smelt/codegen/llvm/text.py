@@ -81,6 +81,14 @@ class FunctionText:
         """A private function or constant (of a fixed name) that the module also has, kept once."""
         self.helpers[text] = None
 
+    def private(self, fn: FunctionText, answer: str) -> None:
+        """A private function that the module also has, which returns `answer` at its block at hand; kept once."""
+        self.declarations |= fn.declarations
+        self.helpers |= fn.helpers
+        fn.declarations, fn.helpers = {}, {}
+        text = fn.finish(answer)
+        self.helper(text[: text.rindex("attributes #0")].rstrip())
+
     def alloca(self, type_: str, count: int = 1, align: int = 64) -> str:
         """Stack memory, taken once at entry."""
         name = f"%{self.fresh('stack')}"

@@ -28,6 +28,8 @@ _ARITHMETIC = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _ROUNDING = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundeven"}
 _COMPARE = {name: f"{'u' if name == 'ne' else 'o'}{name}" for name in COMPARISON_NAMES}
 _NEEDS_FMA = frozenset({"fmod", "rem", "floordiv"})
+ELEMENTARY = frozenset({"exponential", "trigonometric", "inverse"})
+"""Families of functions that are polynomials with edges: 20 to 150 instructions each."""
 
 
 def is_supported(op: str, operand: DType, isa: Isa) -> bool:
@@ -42,10 +44,14 @@ class ExprEmitter:
 
     on_fail: given an `i1` vector of lanes where the operation refuses its operands (an integer division by zero); it
     has to leave the kernel with `nest.FAILED` if any lane in use is set. Without it such a lane gives 0.
+    calls: whether elementary functions are private functions that are called, rather than written out at each use.
     """
 
-    def __init__(self, fn: FunctionText, isa: Isa, lanes: int, on_fail: Callable[[str], None] | None = None) -> None:
-        self.fn, self.isa, self.lanes = fn, isa, lanes
+    def __init__(
+        self, fn: FunctionText, isa: Isa, lanes: int, on_fail: Callable[[str], None] | None = None, *,
+        calls: bool = False,
+    ) -> None:  # fmt: skip
+        self.fn, self.isa, self.lanes, self.calls = fn, isa, lanes, calls
         self._arith = {bits: Arith(fn, isa, lanes, bits) for bits in (32, 64)}
         self._math = {bits: VectorMath(fn, isa, lanes, bits) for bits in (32, 64)}
         self.bits = LaneBits(fn, isa, lanes)
@@ -106,6 +112,8 @@ class ExprEmitter:
 
     def _float_result(self, op: str, bits: int, args: list[str]) -> str:
         m = self._arith[bits]
+        if self.calls and OPS[op].family in ELEMENTARY:
+            return self._called(op, m.type, bits, args)
         if op in _ARITHMETIC:
             return self.fn.let(f"{_ARITHMETIC[op]} {m.type} {args[0]}, {args[1]}")
         if op in _COMPARE:
@@ -122,6 +130,15 @@ class ExprEmitter:
             case "modulo":
                 return str(getattr(LaneModulo(m), op)(*args))
         return str(getattr(self, f"_{op}")(m, *args))
+
+    def _called(self, op: str, type_: str, bits: int, args: list[str]) -> str:
+        """A call of a private function that computes an elementary function."""
+        name = f"{op}.{type_.strip('<>').replace(' ', '')}"
+        names = [f"%a{k}" for k in range(len(args))]
+        fn = FunctionText(name, ", ".join(f"{type_} {a}" for a in names), result=f"internal {type_}")
+        result = ExprEmitter(fn, self.isa, self.lanes)._float_result(op, bits, names)
+        self.fn.private(fn, f"{type_} {result}")
+        return self.fn.let(f"call {type_} @{name}({', '.join(f'{type_} {a}' for a in args)})")
 
     # --- floats
 

@@ -17,7 +17,7 @@ from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes.lanes import ExprEmitter
 from smelt.codegen.llvm.lanes.lanes_bits import LaneBits
 from smelt.codegen.llvm.lanes.lanes_types import register_type, vector_type
-from smelt.codegen.llvm.nests.nest_schedule import Schedule
+from smelt.codegen.llvm.nests.nest_schedule import Schedule, calls_functions
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
 from smelt.ir import DType
 from smelt.ir.sizes import equals, is_one
@@ -53,6 +53,7 @@ class Frame:
         self.span = Span(1, 1, ["0"])
         self.copy = 0
         self.refuses = False
+        self.calls = calls_functions(graph)
         self._known: list[dict[Hashable, str]] = [{}]
         self._emitters: dict[int, ExprEmitter] = {}
         self._bits: dict[int, LaneBits] = {}
@@ -145,7 +146,7 @@ class Frame:
         """Operations on vectors of so many lanes."""
         made = self._emitters.get(lanes)
         if made is None:
-            made = ExprEmitter(self.fn, self.isa, lanes, lambda lane: self.refuse(lane, lanes))
+            made = ExprEmitter(self.fn, self.isa, lanes, lambda lane: self.refuse(lane, lanes), calls=self.calls)
             self._emitters[lanes] = made
         return made
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 
 from smelt.codegen.kernels.graph import Graph, StoreValue, Value, op_cost, operand_dtype
 from smelt.codegen.kernels.nest import Index, Load, Nest, Op, Reduce
+from smelt.codegen.kernels.operations import OPS
 from smelt.codegen.kernels.sizes import at_most, is_short_step, unit_loop
 from smelt.codegen.llvm.isa import Isa
+from smelt.codegen.llvm.lanes.lanes import ELEMENTARY
 from smelt.ir import DType
 from smelt.ir.sizes import Size, equals, is_one, is_symbolic, late
 
@@ -20,6 +22,8 @@ from smelt.ir.sizes import Size, equals, is_one, is_symbolic, late
 _SCATTERED = 0.75
 _SCATTERED_STORE = 1.25
 _ROW_END = 12.0  # combining the lanes of a row's reduction
+_LONG_CHAIN = 400.0  # elementary functions of a chain that are called, in additions: some 18 of them
+_CHAIN_SHARE = 0.75  # of all elementary functions of the nest
 ITEM_NS = 1500.0  # work of one item
 _LARGE = 1024  # what a size may be that is known at run time only
 SHORT_CHAIN = 64  # additions in one chain that need no blocks
@@ -246,6 +250,24 @@ def _point_cost(graph: Graph) -> float:
 def _work(graph: Graph) -> float:
     """The operations of one point, in additions."""
     return sum(op_cost(v.source.op, operand_dtype(v)) for v in graph.values if isinstance(v.source, Op))
+
+
+def calls_functions(graph: Graph) -> bool:
+    """Whether a nest's elementary functions are called rather than written out at each use.
+
+    So they are in long chains, where each waits for the one before it: what a call costs is little there, and most of
+    the text is theirs. Side by side, functions that are written out overlap, and take up to twice less time.
+    """
+    total = 0.0
+    chains: dict[int, float] = {}
+    for value in graph.values:
+        chain = max((chains[a.number] for a in value.args), default=0.0)
+        if isinstance(value.source, Op) and OPS[value.source.op].family in ELEMENTARY:
+            cost = op_cost(value.source.op, operand_dtype(value))
+            total, chain = total + cost, chain + cost
+        chains[value.number] = chain
+    longest = max(chains.values(), default=0.0)
+    return longest > _LONG_CHAIN and longest > _CHAIN_SHARE * total
 
 
 def lane_cost(graph: Graph, loop: int, lanes: int) -> float | None:
