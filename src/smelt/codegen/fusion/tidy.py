@@ -7,8 +7,10 @@ Invariant: the same loads, operations and stores; the canonical text of equal co
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from math import prod
 from operator import is_
 
@@ -31,14 +33,16 @@ from smelt.codegen.kernels.nest import (
 )
 from smelt.ir.sizes import blind, equals
 
+_CHANGING = frozenset({Ref, Position, Load})
+"""The parts of an expression that may differ from one turn of a loop to another."""
+
 _INLINE_SIZE = 12
 """Largest number of parts that a value used once may have to be written where it is used."""
 
 
 def tidy(nest: Nest) -> Nest:
     """The canonical form of a nest."""
-    body = _live(nest.body)
-    body = _inlined(body, len(nest.outer))
+    body = _inlined(_live(nest.body), len(nest.outer))
     nest = replace(nest, body=tuple(body))
     nest = _merged(_sorted(nest))
     return replace(nest, body=tuple(_renamed(nest.body)))
@@ -98,49 +102,63 @@ def mapped_statement(
             return Scan(name, scan, expr, dtype)
 
 
-def _names_in(statement: Statement) -> list[str]:
-    return [part.name for expr in expressions(statement) for part in walk(expr) if isinstance(part, Ref)]
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A statement with the references, counters and loads in it, in their order: its text is walked once."""
+
+    statement: Statement
+    parts: list[Expr]
+    names: list[str]
+
+
+def _seen(statement: Statement) -> _Seen:
+    parts = [part for expr in expressions(statement) for part in walk(expr) if part.__class__ in _CHANGING]
+    return _Seen(statement, parts, [part.name for part in parts if isinstance(part, Ref)])
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------
 
 
-def _live(body: Sequence[Statement]) -> list[Statement]:
+def _live(body: Sequence[Statement]) -> list[_Seen]:
     """The statements that a store needs."""
     needed: set[str] = set()
-    kept: list[Statement] = []
+    kept: list[_Seen] = []
     for statement in reversed(body):
         if isinstance(statement, Store) or statement.name in needed:
-            needed.update(_names_in(statement))
-            kept.append(statement)
+            kept.append(_seen(statement))
+            needed.update(kept[-1].names)
     return kept[::-1]
 
 
-def _inlined(body: Sequence[Statement], nouter: int) -> list[Statement]:
+def _inlined(body: Sequence[_Seen], nouter: int) -> list[Statement]:
     """Small values that are used once, by a statement of their own level, written where they are used."""
-    uses: dict[str, int] = {}
-    for statement in body:
-        for name in _names_in(statement):
-            uses[name] = uses.get(name, 0) + 1
+    uses = Counter(name for seen in body for name in seen.names)
     inner = _inner(body, nouter)
     held: dict[str, Expr] = {}
     user_level = _user_levels(body, nouter, inner)
     found: list[Statement] = []
-    for statement in body:
-        made = mapped_statement(statement, lambda e: held.pop(e.name, None) if isinstance(e, Ref) else None)
+    for seen in body:
+        made = seen.statement
+        if held and not held.keys().isdisjoint(seen.names):
+            made = mapped_statement(made, lambda e: held.pop(e.name, None) if isinstance(e, Ref) else None)
         is_once = isinstance(made, Let) and uses[made.name] == 1 and user_level[made.name] == (made.name in inner)
-        if is_once and isinstance(made, Let) and sum(1 for _ in walk(made.expr)) <= _INLINE_SIZE:
+        if is_once and isinstance(made, Let) and _is_small(made.expr):
             held[made.name] = made.expr
             continue
         found.append(made)
     return found
 
 
-def _inner(body: Sequence[Statement], nouter: int) -> set[str]:
+def _is_small(expr: Expr) -> bool:
+    return next(islice(walk(expr), _INLINE_SIZE, None), None) is None
+
+
+def _inner(body: Sequence[_Seen], nouter: int) -> set[str]:
     names: set[str] = set()
-    for statement in body:
+    for seen in body:
+        statement = seen.statement
         if isinstance(statement, Scan) or (
-            isinstance(statement, Let) and any(_varies(e, nouter, names) for e in walk(statement.expr))
+            isinstance(statement, Let) and any(_varies(part, nouter, names) for part in seen.parts)
         ):
             names.add(statement.name)
     return names
@@ -157,19 +175,18 @@ def _varies(expr: Expr, nouter: int, names: set[str]) -> bool:
     return False
 
 
-def _user_levels(body: Sequence[Statement], nouter: int, inner: set[str]) -> dict[str, bool]:
+def _user_levels(body: Sequence[_Seen], nouter: int, inner: set[str]) -> dict[str, bool]:
     """For each name whether its last user is an inner statement."""
     levels: dict[str, bool] = {}
-    for statement in body:
-        match statement:
+    for seen in body:
+        match seen.statement:
             case Let(name=name):
                 level = name in inner
             case Store(index=index):
-                parts = (part for expr in expressions(statement) for part in walk(expr))
-                level = any(index.strides[nouter:]) or any(_varies(part, nouter, inner) for part in parts)
+                level = any(index.strides[nouter:]) or any(_varies(part, nouter, inner) for part in seen.parts)
             case _:
                 level = True
-        for name in _names_in(statement):
+        for name in seen.names:
             levels[name] = level
     return levels
 
