@@ -32,7 +32,7 @@ COMBINATIONS: Final = (
     *(Combination("2.14.1", python) for python in ("3.12", "3.13", "3.14")),
 )
 FOLDERS: Final = tuple(f"tests/{name}" for name in ("capture", "runtime", "guards", "promises", "staging"))
-SMOKE: Final = "tests/matrix/test_smoke.py"
+SMOKE: Final = ("tests/matrix/test_smoke.py", "tests/ingots/test_versions.py")
 # It changes whatever a program can reach, and is run in processes of its own.
 _LEFT_OUT: Final = ("--ignore=tests/guards/test_fuzzer.py",)
 REPORT: Final = ROOT / "docs" / "versions.md"
@@ -40,9 +40,9 @@ _ROW: Final = re.compile(r"^\| (?P<torch>\d[\d.]*) \| (?P<python>\d[\d.]*) \|", 
 _HEAD: Final = """# Versions
 
 Smelt is made for torch 2.11 to 2.15 and Python 3.11 to 3.14. `make matrix` makes an environment for each combination,
-runs a smoke set (`tests/matrix/test_smoke.py`) and the tests of capture, runtime, guards, promises and staging there,
-and writes this table: only what ran is in it. Small substitutes replace the GPU
-libraries that a build of torch wants. Outside of these ranges Smelt warns once.
+runs a smoke set (`tests/matrix/test_smoke.py`, and saved programs of all formats, `tests/ingots/test_versions.py`)
+and the tests of capture, runtime, guards, promises and staging there, and writes this table: only what ran is in it.
+Small substitutes replace the GPU libraries that a build of torch wants. Outside of these ranges Smelt warns once.
 
 | torch | Python | date | smoke set | folders | native entry | fallbacks |
 |---|---|---|---|---|---|---|
@@ -110,7 +110,7 @@ def attempt(combination: Combination, environment: Environment, folders: Sequenc
     if probed.returncode != 0:
         raise CannotMake(probed.stderr.strip().splitlines()[-1])
     told = json.loads(probed.stdout.splitlines()[-1])
-    smoke = _tests(environment, workers, SMOKE)
+    smoke = _tests(environment, workers, *SMOKE)
     whole = _tests(environment, workers, *folders, *_LEFT_OUT) if folders else None
     version = told["torch"].partition("+")[0]
     ways, part = tuple(told["fallbacks"]), () if {*folders} == {*FOLDERS} else tuple(folders)
