@@ -18,7 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,6 +61,8 @@ def compile_one(name: str, folder: Path) -> dict[str, float]:
 
 def save_one(name: str, folder: Path) -> dict[str, float]:
     """Saving for three targets; exported here, too, for those who come behind."""
+    import safetensors.torch
+
     import smelt
     from smelt.package.c.export import export
     from smelt.runtime.ingot.natives import targets
