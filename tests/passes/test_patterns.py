@@ -27,6 +27,7 @@ from smelt.passes.base import Pass, PassContext
 from smelt.passes.dce import dce
 from smelt.passes.layers.frames import images_of_frames
 from smelt.passes.layers.resampling import commute_resampling
+from smelt.passes.layers.transposed import woven_convolutions
 from smelt.passes.manager import Observation, observe, run_passes
 from smelt.passes.manager import compare as difference
 from smelt.passes.mutation.functionalize import functionalize
@@ -55,6 +56,7 @@ PASSES: dict[str, Pass] = {
         narrow_gathers,
         spell_linear,
         strided_operands,
+        woven_convolutions,
         order,
         dce,
     )

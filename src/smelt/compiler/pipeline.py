@@ -37,6 +37,7 @@ from smelt.passes.layers.expand_recurrent import expand_recurrent
 from smelt.passes.layers.explicit_casts import explicit_casts
 from smelt.passes.layers.frames import images_of_frames
 from smelt.passes.layers.resampling import commute_resampling, expand_resampling
+from smelt.passes.layers.transposed import woven_convolutions
 from smelt.passes.loops.hoist_invariants import hoist_invariants
 from smelt.passes.loops.unroll import unroll
 from smelt.passes.manager import Culprit, PassReport, Watcher, bisect, run_passes
@@ -92,6 +93,7 @@ OPTIMIZED: tuple[Pass, ...] = (
     expand_resampling,
     # Norms are folded into the convolution that was written.
     images_of_frames,
+    woven_convolutions,
     # Before merging, so that the whole tensors' products are merged where pieces' were.
     hoist_products,
     loop_products,
@@ -122,7 +124,7 @@ _NARROWING = frozenset((lower_precision.name,))
 _RESPELLING = frozenset(
     (
         expand_layers.name, expand_recurrent.name, commute_resampling.name, expand_resampling.name,
-        images_of_frames.name,
+        images_of_frames.name, woven_convolutions.name,
         strided_operands.name, narrow_gathers.name, hoist_products.name, loop_products.name, vector_products.name,
     )
 )  # fmt: skip
