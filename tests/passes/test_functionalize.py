@@ -274,6 +274,26 @@ def test_foreach() -> None:
     assert "_foreach" not in text
 
 
+@pytest.mark.parametrize("worst", [1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize(("scale", "tracker"), [(1024.0, 0), (1024.0, 1), (3e38, 1)])
+def test_gradient_scaling(worst: float, scale: float, tracker: int) -> None:
+    text = check(
+        """graph f(%x: f32[4], %y: f16[2], %s: f32[], %t: i32[], %f: f32[], %i: f32[]) -> f32[4] {
+          aten._amp_foreach_non_finite_check_and_unscale_.default([%x], %f, %i)
+          aten._amp_foreach_non_finite_check_and_unscale_.default([%y], %f, %i)
+          %u: f32[] = aten._amp_update_scale_.default(%s, %t, %f, 1.7, 0.3, 2)
+          return %x
+        }""",
+        torch.arange(4.0) * worst,
+        torch.ones(2, dtype=torch.float16),
+        torch.tensor(scale),
+        torch.tensor(tracker, dtype=torch.int32),
+        torch.tensor(0.0),
+        torch.tensor(1 / 1024),
+    )
+    assert "_amp_" not in text
+
+
 def test_fill_setitem_and_index_put() -> None:
     check(
         """graph f(%x: f32[3, 4], %i: i64[2]) -> f32[3, 4] {

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import smelt
 from tests.forked import smelt_forks
+from tests.training.test_gradient_scaling import run_beside_eager
 from tests.triton.fake_cuda import fake_gpu
 from tests.triton.fake_driver import FakeDriver
 from tests.triton.test_compile_cuda import compiled, drawn, same
@@ -127,6 +128,22 @@ def test_what_is_read_otherwise_is_written_behind_that(gpu: FakeDriver) -> None:
     assert counts(program)["in place"] == 1 and counts(program)["copy"] == 2
 
 
+def test_what_several_kernels_compute_anew_reads_what_was_there_before(gpu: FakeDriver) -> None:
+    def function(count: Tensor, scale: Tensor, x: Tensor) -> Tensor:
+        more = count + 1  # cheap enough to be computed in each kernel that needs it
+        y = torch.softmax(x * more, -1)
+        scale.copy_(torch.where(more == 2, scale * 1.7, scale))
+        count.copy_(torch.where(more == 2, 0, more))
+        return y @ y.t() * more
+
+    program = compiled(function)
+    ours, eager = ([torch.zeros(()).cuda(), torch.ones(()).cuda()] for _ in range(2))
+    for seed in range(5):
+        x = drawn(4, 4, seed=seed)
+        same(program(*ours, x), function(*eager, x))
+        same(tuple(ours), tuple(eager))
+
+
 def test_a_callers_capture_has_writes(gpu: FakeDriver) -> None:
     def function(x: Tensor, y: Tensor) -> Tensor:
         x.mul_(y)
@@ -167,3 +184,20 @@ def test_a_number_beyond_an_elements_range_raises_as_eager(gpu: FakeDriver) -> N
                 program(drawn(4), drawn(4, seed=1), n)
         else:
             same(program(drawn(4), drawn(4, seed=1), n), want)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_scaled_gradients_under_autocast_are_inside_the_step(fused: bool) -> None:
+    apart(scaled, fused)
+
+
+def scaled(gpu: FakeDriver, fused: bool) -> None:
+    """torch's fused optimizer asks nothing; of another one the host reads whether a gradient overflowed."""
+    program = run_beside_eager("AdamW", {"eps": 0.1, "fused": fused}, torch.bfloat16, 0.0, "cuda")
+    found = counts(program)
+    if fused:
+        assert found.keys() <= {"state", "static", "kernel", "view", "in place", "copy"}, found
+        assert "wait" not in gpu.calls
+    else:
+        report = smelt.explain(program).to_text(everything=True)
+        assert "which waits for the GPU" in report and "test_gradient_scaling.py" in report

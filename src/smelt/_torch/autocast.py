@@ -1,4 +1,4 @@
-"""Which operators autocast casts the operands of on the CPU, which are made of others, and how it is switched off.
+"""Which operators autocast casts the operands of on a device, which are made of others, and how it is switched off.
 
 Adapter for `torch._C._dispatch_has_kernel_for_dispatch_key`; where torch has no such function, nothing is known.
 """
@@ -74,9 +74,9 @@ def is_kept(tensor: torch.Tensor) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def is_cast(op: str) -> bool | None:
-    """Whether autocast has a way of its own to run `aten.linear.default`; None where nobody knows."""
-    return _asked(op, "AutocastCPU")
+def is_cast(op: str, device: str = "cpu") -> bool | None:
+    """Whether autocast of a device has a way of its own to run `aten.linear.default`; None where nobody knows."""
+    return _asked(op, f"Autocast{device.upper()}")
 
 
 @lru_cache(maxsize=1024)

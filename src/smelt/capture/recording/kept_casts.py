@@ -37,11 +37,11 @@ class KeptCast(CaptureError):
 
 def kept_type(record: Record) -> torch.dtype | None:
     """The lower type that autocast casts an operator's operands to, where it keeps casts; None elsewhere."""
-    if record.modes.cache < 0 or not is_cast(record.info.name):
+    if record.modes.cache < 0:
         return None
-    low = dict(record.modes.autocast).get("cpu")
     made = [slot.type[0] for slot in record.results if isinstance(slot, Slot) and type(slot.type) is tuple]
-    return low if low is not None and low in made else None
+    lower = (low for device, low in record.modes.autocast if is_cast(record.info.name, device))
+    return next((low for low in lower if low in made), None)
 
 
 def kept(slot: Slot) -> torch.Tensor | None:

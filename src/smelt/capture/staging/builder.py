@@ -66,8 +66,10 @@ class StagedBuilder(GraphBuilder):
             self.values[slot] = value
 
     def _cast(self, slot: Slot, record: Record, low: torch.dtype) -> Value:
-        """Raises: KeptCast: which way makes it first is not known until a run."""
-        raise KeptCast(record, is_staged=True)
+        """Raises: KeptCast in a branch or loop: which way makes it first is not known until a run."""
+        if self.builder.region is not self.builder.graph.body:
+            raise KeptCast(record, is_staged=True)
+        return super()._cast(slot, record, low)
 
     def _region(self, node: Any, region: RegionRecords, escaping: set[object]) -> None:
         inner = self.builder.add_region(node)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from smelt._torch.autocast import is_cast, is_composite
 from smelt.diag import SmeltError
@@ -21,8 +22,8 @@ from smelt.ops.typing import infer
 from smelt.passes.base import Pass, PassContext, emitter
 from smelt.rewrite import Rewriter
 
-_AUTOCAST = re.compile(r"\s*autocast\((bf16|f16)\)\s*;?")
-_OFF = re.compile(r"\s*autocast\((?:cpu, )?off\)\s*;?")
+_AUTOCAST = re.compile(r"\s*autocast\((?:(cuda), )?(bf16|f16)\)\s*;?")
+_OFF = re.compile(r"\s*autocast\((?:cpu, |cuda, )?off\)\s*;?")
 _GRAD = re.compile(r"\s*\b(?:no_grad|enable_grad|inference)\b\s*;?")
 _KNOWN = ("aten.", "prims.", "py.")  # others may ask for the mode
 
@@ -35,6 +36,8 @@ _UNTOUCHED = where(Trait.IGNORES_AUTOCAST) | {
     )
 }  # fmt: skip
 _JOINING = ("aten.cat.default", "aten.stack.default")
+# What torch writes as one other operator, which autocast looks at.
+_IS = {"aten.square.default": "aten.pow.Tensor_Scalar"}
 
 
 def _run(graph: Graph, context: PassContext) -> bool:
@@ -53,7 +56,8 @@ def _run(graph: Graph, context: PassContext) -> bool:
         if found is None or node.mode.count("autocast") > 1 or node.regions:
             continue
         rest = (node.mode[: found.start()] + node.mode[found.end() :]).strip()
-        fitting = [cast for cast in _ways(node, BY_LABEL[found[1]]) if _fits(node, cast)]
+        casts = _Casts(found[1] or "cpu", BY_LABEL[found[2]])
+        fitting = [cast for cast in casts.ways(node) if _fits(node, cast)]
         if len(fitting) == 1:
             _rewrite(rewriter, node, fitting[0], rest)
     return rewriter.edits > 0
@@ -62,54 +66,59 @@ def _run(graph: Graph, context: PassContext) -> bool:
 def is_casting(node: Node) -> bool:
     """Whether autocast casts a node's operands to its lower type."""
     found = _AUTOCAST.search(node.mode)
-    if found is None or not is_cast(node.op):
+    if found is None or not is_cast(node.op, found[1] or "cpu"):
         return False
     types = [result.type for result in node.results]
-    return any(isinstance(t, TensorType) and t.dtype is BY_LABEL[found[1]] for t in types)
+    return any(isinstance(t, TensorType) and t.dtype is BY_LABEL[found[2]] for t in types)
 
 
 Cast = Callable[[Value], DType | None]
+"""The other element type that an operand is cast to, if any."""
 
 
-def _as_it_is(value: Value) -> DType | None:
-    return None
+@dataclass(frozen=True, slots=True)
+class _Casts:
+    """What autocast of a device ("cpu", "cuda") does, to a lower type."""
 
+    device: str
+    low: DType
 
-def _ways(node: Node, low: DType) -> Iterator[Cast]:
-    """To what element type each operand may have been cast: the possible ways."""
-    if node.op.startswith("py.") or node.op in ("unpack", "const"):
-        yield _as_it_is
-        return
-    if not node.op.startswith("aten."):
-        return
-    cast = is_cast(node.op)
-    if cast is False:
-        if is_composite(node.op) is False or node.op in _UNTOUCHED:
-            yield _as_it_is
-    elif cast and node.op in _JOINING:
-        widest = _widest([t.dtype for v in node.operands() if (t := _floating(v)) is not None])
-        yield lambda value: widest
-    elif cast:
-        yield lambda value: low
-        yield lambda value: DType.F32
+    def ways(self, node: Node) -> Iterator[Cast]:
+        """To what element type each operand may have been cast: the possible ways."""
+        if node.op.startswith("py.") or node.op in ("unpack", "const"):
+            yield self._to(None)
+            return
+        if not node.op.startswith("aten."):
+            return
+        cast = is_cast(_IS.get(node.op, node.op), self.device)
+        if node.op in _IS:
+            yield self._to(DType.F32 if cast else None)
+        elif cast is False:
+            if is_composite(node.op) is False or node.op in _UNTOUCHED:
+                yield self._to(None)
+        elif cast and node.op in _JOINING:
+            yield self._to(_widest([t.dtype for v in node.operands() if (t := self._floating(v)) is not None]))
+        elif cast:
+            yield self._to(self.low)
+            yield self._to(DType.F32)
 
+    def _to(self, dtype: DType | None) -> Cast:
+        def cast(value: Value) -> DType | None:
+            type_ = self._floating(value)
+            return dtype if type_ is not None and dtype is not None and type_.dtype is not dtype else None
 
-def _floating(value: Value) -> TensorType | None:
-    """The type of what autocast may cast: it leaves doubles and integers alone."""
-    type_ = value.type
-    if not isinstance(type_, TensorType) or type_.device != "cpu":
-        return None
-    return type_ if type_.dtype is DType.F32 or type_.dtype.is_half else None
+        return cast
+
+    def _floating(self, value: Value) -> TensorType | None:
+        """The type of what autocast may cast: it leaves doubles, integers and tensors elsewhere alone."""
+        type_ = value.type
+        if not isinstance(type_, TensorType) or type_.device.partition(":")[0] != self.device:
+            return None
+        return type_ if type_.dtype is DType.F32 or type_.dtype.is_half else None
 
 
 def _widest(dtypes: Sequence[DType]) -> DType | None:
     return None if len(set(dtypes)) < 2 else DType.F32
-
-
-def _wanted(value: Value, cast: Cast) -> DType | None:
-    """The other element type that an operand is cast to, if any."""
-    type_, to = _floating(value), cast(value)
-    return to if type_ is not None and to is not None and type_.dtype is not to else None
 
 
 def _fits(node: Node, cast: Cast) -> bool:
@@ -119,7 +128,7 @@ def _fits(node: Node, cast: Cast) -> bool:
     supposed: dict[Value, Value] = {}
 
     def suppose(value: Value) -> Arg:
-        to, type_ = _wanted(value, cast), value.type
+        to, type_ = cast(value), value.type
         if to is None or not isinstance(type_, TensorType):
             return value
         if value not in supposed:
@@ -143,7 +152,7 @@ def _rewrite(rewriter: Rewriter, node: Node, cast: Cast, mode: str) -> None:
         made: dict[Value, Value] = {}
 
         def given(value: Value) -> Arg:
-            to = _wanted(value, cast)
+            to = cast(value)
             if to is None:
                 return value
             if value not in made:

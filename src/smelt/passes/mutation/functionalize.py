@@ -30,6 +30,7 @@ from smelt.passes.mutation.diagonals import fill_diagonals
 from smelt.passes.mutation.fresh_outs import fill_fresh_outs
 from smelt.passes.mutation.functional_plan import Plan, Step, plan_of, step_of
 from smelt.passes.mutation.fused_updates import write_updates_out
+from smelt.passes.mutation.gradient_scaling import write_scaling_out
 from smelt.passes.mutation.lists_apart import take_lists_apart
 from smelt.passes.mutation.made_views import view_made_tensors
 from smelt.passes.mutation.mutations import Mutation
@@ -44,6 +45,7 @@ def _run(graph: Graph, context: PassContext) -> bool:
     view_made_tensors(rewriter)
     emit = emitter(rewriter)
     take_lists_apart(rewriter, emit)
+    write_scaling_out(rewriter, emit)
     write_updates_out(rewriter, emit)
     fill_fresh_outs(rewriter, emit)
     fill_diagonals(rewriter, emit)

@@ -1,8 +1,11 @@
 """Optimizers that torch has as one operator (`fused=True`), in the operators that each tensor needs.
 
     _fused_sgd_([%p], [%g], [], lr=0.1, ...)      ==>      add_ %p %g alpha=-0.1
+    _fused_sgd_(..., grad_scale=%s, found_inf=%i) ==>      %bad = eq %i 1; copy_ %g where(%bad, %g, div(%g, %s));
+                                                           copy_ %p where(%bad, %p, add(%p, %g, alpha=-0.1))
 
-The kernels that come of these do what torch's one operator does: all tensors of a parameter in one pass, in place.
+The kernels that come of these do what torch's one operator does: all tensors of a parameter in one pass, in place. A
+count of steps that is on a GPU stays there, as does whether a gradient overflowed.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from smelt.ir import FLOAT, Arg, Node, Value
+from smelt.ir import FLOAT, Arg, DType, Node, TensorType, Value
 from smelt.ops.lowering import GraphEmitter
 from smelt.ops.registry import arguments_of, schema_of
 from smelt.rewrite import Rewriter
@@ -19,17 +22,18 @@ _NAMES = ("aten._fused_adam_.default", "aten._fused_adamw_.default", "aten._fuse
 
 
 def write_updates_out(rewriter: Rewriter, emit: GraphEmitter) -> None:
-    """Write out such operators; those that scale gradients, or look for infinite ones, stay."""
+    """Write out such operators."""
     for node in list(rewriter.graph.walk()):
         schema = schema_of(node.op) if node.op in _NAMES else None
         if schema is None:
             continue
         call = arguments_of(schema, node.args, node.kwargs)
         lists = {name: arg for name, arg in call.items() if isinstance(arg, tuple)}
-        of_tensors = all(isinstance(one, Value) for arg in lists.values() for one in arg)
-        if not of_tensors or call["grad_scale"] is not None or call["found_inf"] is not None:
+        if not all(isinstance(one, Value) for arg in lists.values() for one in arg):
             continue
         with rewriter.builder.at(node):
+            if call["found_inf"] is not None:
+                call["found_inf"] = emit.call("aten.eq.Scalar", call["found_inf"], 1)
             for i in range(len(lists["self"])):
                 own = {name: arg[i] if i < len(arg) else None for name, arg in lists.items()}
                 _Update(rewriter, emit, {**call, **own}).write(node)
@@ -37,13 +41,17 @@ def write_updates_out(rewriter: Rewriter, emit: GraphEmitter) -> None:
 
 
 class _Update:
-    """One parameter's update. given: the operator's arguments, of each list this parameter's tensor."""
+    """One parameter's update. given: the operator's arguments, of each list this parameter's tensor; of `found_inf`
+    whether it says that nothing is to be done.
+    """
 
     def __init__(self, rewriter: Rewriter, emit: GraphEmitter, given: Mapping[str, Any]) -> None:
         self.rewriter, self.emit, self.given = rewriter, emit, given
 
     def write(self, node: Node) -> None:
         grad = self.given["grads"]
+        if self.given["grad_scale"] is not None:
+            grad = self._call("div_.Tensor", grad, self.given["grad_scale"])
         if self.given["maximize"]:
             grad = self.emit.call("aten.neg.default", grad)
         if "sgd" in node.op:
@@ -75,26 +83,50 @@ class _Update:
         self._call("lerp_.Scalar", average, grad, self._number("sub", 1.0, given["beta1"]))
         self._call("mul_.Tensor", square, given["beta2"])
         self._call("addcmul_.default", square, grad, grad, value=self._number("sub", 1.0, given["beta2"]))
-        step = self._added("aten.item.default", given["state_steps"])
-        first, second = (
-            self._number("sub", 1.0, self._number("pow", given[name], step)) for name in ("beta1", "beta2")
-        )
         largest = square
         if given["amsgrad"]:
             largest = given["max_exp_avg_sqs"]
             self._call("copy_.default", largest, self.emit.call("aten.maximum.default", largest, square))
         root = self.emit.call("aten.sqrt.default", largest)
+        if _is_on_gpu(given["state_steps"]):
+            self._stepped_on_gpu(parameter, average, root, lr)
+            return
+        step = self._added("aten.item.default", given["state_steps"])
+        first, second = (
+            self._number("sub", 1.0, self._number("pow", given[name], step)) for name in ("beta1", "beta2")
+        )
         scaled = self.emit.call("aten.div.Tensor", root, self._added("py.call", "math.sqrt", second))
         below = self.emit.call("aten.add.Tensor", scaled, given["eps"])
         size = self._negated(self._number("truediv", lr, first))
         self._call("addcdiv_.default", parameter, average, below, value=size)
 
+    def _stepped_on_gpu(self, parameter: Value, average: Value, root: Value, lr: Arg) -> None:
+        """The last line of Adam where the host does not know the step: its corrections are tensors of one f64."""
+        given, call = self.given, self.emit.call
+        step = call("aten._to_copy.default", given["state_steps"], dtype=DType.F64)
+        first, second = (
+            call("aten.rsub.Scalar", call("aten.pow.Scalar", given[name], step), 1.0) for name in ("beta1", "beta2")
+        )
+        below = call("aten.add.Tensor", call("aten.div.Tensor", root, call("aten.sqrt.default", second)), given["eps"])
+        size = call("aten.mul.Tensor", call("aten.reciprocal.default", first), lr)
+        self._call("sub_.Tensor", parameter, call("aten.div.Tensor", call("aten.mul.Tensor", average, size), below))
+
     def _decayed(self, grad: Value) -> Value:
         decay = self.given["weight_decay"]
         return grad if decay == 0 else self.emit.call("aten.add.Tensor", grad, self.given["self"], alpha=decay)
 
-    def _call(self, name: str, *args: Arg, **kwargs: Arg) -> None:
-        self.emit.node(f"aten.{name}", args, kwargs)
+    def _call(self, name: str, target: Value, *args: Arg, **kwargs: Arg) -> Value:
+        """Write to a tensor, unless a gradient overflowed; the tensor."""
+        is_bad = self.given["found_inf"]
+        if is_bad is None:
+            return self.emit.node(f"aten.{name}", (target, *args), kwargs).result
+        new = (
+            args[0]
+            if name == "copy_.default"
+            else self.emit.call(f"aten.{name.replace('_.', '.')}", target, *args, **kwargs)
+        )
+        kept = self.emit.call("aten.where.self", is_bad, target, new)
+        return self.emit.node("aten.copy_.default", (target, kept)).result
 
     def _negated(self, number: Arg) -> Arg:
         return self._added("py.neg", number) if isinstance(number, Value) else self._number("sub", 0.0, number)
@@ -108,3 +140,7 @@ class _Update:
         node = self.rewriter.builder.add(op, args, [FLOAT])
         self.rewriter.adopt(node)
         return node.result
+
+
+def _is_on_gpu(tensor: Value) -> bool:
+    return isinstance(tensor.type, TensorType) and tensor.type.device.startswith("cuda")

@@ -23,13 +23,15 @@ _COMPREHENSIONS = frozenset(("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>
 
 # Losses compare the sizes of their operands; distributions check their arguments, and say which do not fit; recurrent
 # layers compare the number of packed sequences with that of their states, and what unpacks them the number of steps.
-# Optimizers compute with the number of steps that they count in tensors.
+# Optimizers compute with the number of steps that they count in tensors; who scales their gradients asks whether one
+# overflowed.
 _OF_TORCH = (
     torch.nn.functional.mse_loss.__code__.co_filename,
     *torch.distributions.__path__,
     torch.nn.utils.rnn.pad_packed_sequence.__code__.co_filename,
     torch.nn.GRU.forward.__code__.co_filename,
     *torch.optim.__path__,
+    torch.amp.GradScaler.step.__code__.co_filename,
 )
 
 

@@ -98,7 +98,8 @@ class _Planner:
     lists: dict[Value, list[Place]] = field(default_factory=dict)
     # Values that only exist inside a kernel.
     gone: set[Value] = field(default_factory=set)
-    # What may be computed in an input's memory, which nodes read that memory, and those that are planned so far.
+    # What may be computed in an input's memory, who reads that memory (nodes, and the last ones of groups), and who is
+    # planned so far.
     homes: dict[Value, Value] = field(default_factory=dict)
     readers: dict[Value, list[Node]] = field(default_factory=dict)
     planned: set[Node] = field(default_factory=set)
@@ -124,7 +125,7 @@ class _Planner:
         for node in schedule(self.graph, found.facts, [one.nodes for one in members], delays):
             if node in ends:
                 self._together(ends[node], found.facts)
-                self.planned.update(ends[node].nodes)
+                self.planned.add(node)
             elif node not in inside:
                 self._single(node)
                 self.planned.add(node)
@@ -132,10 +133,18 @@ class _Planner:
 
     def _delays(self, members: Iterable[Group | Unit], facts: Facts) -> Delays:
         """What is computed in an input's memory stands behind what reads that memory, where it can."""
+        found: dict[Node, list[Node]] = {}
+        members = list(members)
+        # A node may be computed in several groups.
+        groups: dict[Node, list[Node]] = {}
+        for one in members:
+            for node in one.nodes:
+                groups.setdefault(node, []).append(one.nodes[-1])
         for home in self.homes.values():
             nodes, others = facts.users(home)
-            self.readers[home] = [*nodes, *self.graph.body] if others else list(nodes)
-        found: dict[Node, list[Node]] = {}
+            self.readers[home] = [end for node in nodes for end in groups.get(node, [node])]
+            if others:
+                self.readers[home] += self.graph.body
         for one in members:
             homes = [self.homes[root] for root in one.roots if root in self.homes]
             if homes:
@@ -280,7 +289,7 @@ class _Planner:
         found: dict[Value, Place] = {}
         if isinstance(one, Unit) and len(one.roots) > 1:
             return found
-        done = self.planned.union(one.nodes)
+        done = self.planned | {one.nodes[-1]}
         for root in one.roots:
             home = self.homes.get(root)
             if home is not None and done.issuperset(self.readers[home]):
