@@ -7,83 +7,85 @@
     5  products   products by tile, beside eager and torch.compile: which tiles pay
     6  attention  forward and gradients beside torch's
     7  models     forward of whole models as one CUDA graph, first call and later ones, beside torch.compile's two modes
-    8  launches   microseconds of a call of 100 tiny kernels as one CUDA graph, and of each in eager
-    9  compiling  seconds of 20 kernels by 1, 4 and all threads
+    8  calls      compiled programs as their callers see them, at sizes that change, beside eager and torch.compile
+    9  steps      whole training steps, the second under autocast with scaled gradients, beside eager and torch.compile
+    10 launches   microseconds of a call of 100 tiny kernels as one CUDA graph, and of each in eager
+    11 compiling  seconds of 20 kernels by 1, 4 and all threads
 
-A section that is over its seconds leaves its other cases out, and says so. Times are medians of 20, by events.
+A section that is over its seconds leaves its other cases out, and says so. Times are medians of 20, by events. A dry run
+goes through all the same lines on small sizes, on a GPU that is not there; its times mean nothing.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import smelt
-from smelt.bench.models import MODELS, Model
+from smelt._torch import gpu
+from smelt.bench.models import MODELS
 from smelt.codegen.lower.gpu import GpuProgram, Tf32, gpu_program
 from smelt.codegen.triton.compile import stages
 from smelt.codegen.triton.contraction import TILES, Tile
 from smelt.codegen.triton.emit import emit_triton
-from smelt.codegen.triton.random import H200, Processors
+from smelt.codegen.triton.random import Processors
 from smelt.diag import SmeltError
 from smelt.ops.convert import dtype_to_torch
-from smelt.runtime.cuda.driver import CudaDriver
 from smelt.runtime.cuda.executable import CudaExecutable
-from tests.triton.fake_driver import Device, FakeDriver
+from smelt.runtime.cuda.machine import machine as machine_of
+from tests.triton.fake_cuda import fake_gpu
 
 Row = tuple[str, ...]
 Function = Callable[..., Any]
 SECONDS = {
-    "loads": 40, "bits": 90, "draws": 15, "speed": 90, "products": 80, "attention": 40, "models": 150, "launches": 15,
-    "compiling": 40,
+    "loads": 40, "bits": 80, "draws": 15, "speed": 80, "products": 80, "attention": 40, "models": 110, "calls": 30,
+    "steps": 60, "launches": 15, "compiling": 40,
 }  # fmt: skip
 UNARY = ("exp", "tanh", "erf", "log", "log1p", "expm1", "sin", "cos", "rsqrt", "sqrt", "sigmoid", "reciprocal", "floor")
 BINARY = ("add", "mul", "div", "pow", "fmod", "remainder", "atan2", "maximum")
 
 
 class Gpu:
-    """The device, its memory through torch's allocator, its time by events."""
+    """The device, its memory through torch's allocator, its time by events.
 
-    scale, is_dry = 1, False
+    is_dry: there is none. scale: by what sizes are divided.
+    """
 
-    def __init__(self) -> None:
-        self._driver = CudaDriver()
+    def __init__(self, is_dry: bool) -> None:
+        self.is_dry, self.scale = is_dry, 4096 if is_dry else 1
         torch.cuda.init()
-        major, minor = torch.cuda.get_device_capability()
-        self.processors = Processors(*self._driver.processors(0))
-        self.arch = major * 10 + minor
+        found = machine_of(0)
+        self.driver, self.arch, self.allocate = found.driver, found.arch, found.allocate
+        self.processors = Processors(*found.processors)
         self.name = f"{torch.cuda.get_device_name()}, sm_{self.arch}, torch {torch.__version__}"
-
-    def driver(self, plan: Any, program: Any) -> Any:
-        return self._driver
-
-    def allocate(self, nbytes: int) -> tuple[int, Tensor]:
-        memory = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
-        return memory.data_ptr(), memory
 
     def upload(self, tensor: Tensor) -> tuple[int, Tensor]:
         there = tensor.cuda()
         return there.data_ptr(), there
 
     def stream(self) -> int:
-        return int(torch.cuda.current_stream().cuda_stream)
+        return gpu.stream_of(0)
 
     def us(self, function: Callable[[], Any], repeats: int = 20) -> float:
         """The median time of a call; the L2 cache is not flushed, so sizes have to be larger than it."""
-        for _ in range(3):
+        for _ in range(1 if self.is_dry else 3):
             function()
         times = []
-        for _ in range(repeats):
+        for _ in range(1 if self.is_dry else repeats):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             function()
@@ -93,30 +95,47 @@ class Gpu:
         return statistics.median(times)
 
 
-class DryRun:
-    """No device: launches are interpreted, on small sizes; times mean nothing."""
+class _Clock:
+    """An event of a device that is not there."""
 
-    scale, is_dry, arch, name, processors = 4096, True, 90, "dry run", H200
+    def __init__(self, enable_timing: bool) -> None:
+        self.at = 0.0
 
-    def __init__(self) -> None:
-        self._device = Device()
+    def record(self) -> None:
+        self.at = time.perf_counter()
 
-    def driver(self, plan: Any, program: Any) -> Any:
-        return FakeDriver(self._device, plan.kernels, [one.kernel.source for one in program.kernels], self.arch)
+    def synchronize(self) -> None:
+        pass
 
-    def allocate(self, nbytes: int) -> tuple[int, Tensor]:
-        return self._device.allocate(nbytes)
+    def elapsed_time(self, end: _Clock) -> float:
+        return (end.at - self.at) * 1000
 
-    def upload(self, tensor: Tensor) -> tuple[int, Tensor]:
-        return self._device.upload(tensor), tensor
 
-    def stream(self) -> int:
+class _Generator:
+    """The generator of a device that is not there."""
+
+    def initial_seed(self) -> int:
         return 0
 
-    def us(self, function: Callable[[], Any], repeats: int = 20) -> float:
-        begin = time.perf_counter()
-        function()
-        return (time.perf_counter() - begin) * 1e6
+    def get_offset(self) -> int:
+        return 0
+
+    def set_offset(self, offset: int) -> None:
+        pass
+
+
+@contextmanager
+def dry_run() -> Iterator[None]:
+    """Let there be a GPU whose launches are interpreted, and a `torch.compile` that compiles nothing."""
+    with ExitStack() as stack:
+        stack.enter_context(fake_gpu())
+        for name, value in {
+            "Event": _Clock, "default_generators": (_Generator(),), "get_device_name": lambda: "dry run",
+            "synchronize": lambda: None,
+        }.items():  # fmt: skip
+            stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        stack.enter_context(mock.patch.object(torch, "compile", lambda function, mode: function))
+        yield
 
 
 class Ready:
@@ -142,7 +161,7 @@ class Ready:
         self._state = [
             machine.upload(constants[path] if op == "const" else lookup(op, path).detach()) for op, path in found
         ]
-        self.executable = CudaExecutable(plan, machine.driver(plan, self.program), machine.allocate)
+        self.executable = CudaExecutable(plan, machine.driver, machine.allocate)
         self.args = [machine.upload(t) for t in args]
         sizes = {m.number: m.nbytes for m in plan.memories if m.kind == "result"}
         self._made = [machine.allocate(sizes[number]) for number in sorted(sizes)]
@@ -180,8 +199,6 @@ def tiled(program: GpuProgram, tile: Tile) -> GpuProgram:
 
 def inductor(machine: Any, function: Function, tensors: Sequence[Tensor], mode: str = "default") -> str:
     """Microseconds of `torch.compile`, compiled before they are taken; with CUDA graphs where the mode has them."""
-    if machine.is_dry:
-        return "-"
     compiled = torch.compile(function, mode=mode)
     return f"{machine.us(lambda: compiled(*tensors)):.1f}"
 
@@ -287,15 +304,12 @@ def draws(machine: Any) -> Iterator[Row]:
     kinds: list[tuple[str, Function]] = [
         ("rand", torch.rand_like), ("randn", torch.randn_like), ("dropout", lambda x: F.dropout(x, 0.3, True)),
     ]  # fmt: skip
-    for count in (100, threads, 4 * threads + 1) if not machine.is_dry else (100,):
+    for count in (100, threads, 4 * threads + 1) if not machine.is_dry else (100, 101):
         for name, function in kinds:
             x = torch.ones(count)
             ready = Ready(machine, function, (x,))
             ready.generator = (1234, 0)
             ready()
-            if machine.is_dry:
-                yield name, str(count), f"{float(ready.results()[0].mean()):.3f} on average"
-                continue
             torch.cuda.manual_seed(1234)
             want = function(ready.tensors[0])
             moved = torch.cuda.default_generators[0].get_offset()
@@ -347,23 +361,23 @@ def attention(machine: Any) -> Iterator[Row]:
 
 def models(machine: Any) -> Iterator[Row]:
     wished = ("mlp_4x128", "resnet50", "bert", "vit", "gpt2", "llama")
+    builds = {m.name: m.build for name in wished for m in MODELS if m.name == name}
+    if machine.is_dry:  # of the others none is interpreted in less than minutes
+        builds = {"small": lambda: (nn.Sequential(nn.Linear(8, 8), nn.GELU()).eval(), (drawn(2, 8),))}
     for dtype in (torch.bfloat16, torch.float32):
-        for model in (m for name in wished for m in MODELS if m.name == name):
+        for name, build in builds.items():
             try:
-                yield _model(machine, model, dtype)
+                yield _model(machine, name, build, dtype)
             except Exception as error:
-                yield model.name, str(dtype), f"failed: {type(error).__name__}: {str(error)[:200]}"
+                yield name, str(dtype), f"failed: {type(error).__name__}: {str(error)[:200]}"
 
 
-def _model(machine: Any, model: Model, dtype: torch.dtype) -> Row:
-    target, args = model.build()
+def _model(machine: Any, name: str, build: Callable[[], Any], dtype: torch.dtype) -> Row:
+    target, args = build()
     target = target.to(dtype)
     args = tuple(a.to(dtype) if a.is_floating_point() else a for a in args)
     begin = time.perf_counter()
     ready = Ready(machine, target, args)
-    if machine.is_dry:
-        # Interpreted, even the smallest would take minutes.
-        return model.name, str(dtype), f"{len(ready.program.kernels)} kernels"
     ready()
     first = time.perf_counter() - begin
     ours = machine.us(ready)
@@ -376,7 +390,71 @@ def _model(machine: Any, model: Model, dtype: torch.dtype) -> Row:
     theirs = inductor(machine, target, ready.tensors, "reduce-overhead")
     second = time.perf_counter() - begin
     times = f"{ours:.0f} us, eager {eager:.0f}, torch.compile with CUDA graphs {theirs}"
-    return model.name, str(dtype), times, f"first call {first:.1f} s, theirs {second:.1f} s", far
+    return name, str(dtype), times, f"first call {first:.1f} s, theirs {second:.1f} s", far
+
+
+def calls(machine: Any) -> Iterator[Row]:
+    width = 8 if machine.is_dry else 1024
+    weight = machine.upload(drawn(width, width) * 0.05)[1]
+
+    def function(x: Tensor) -> Tensor:
+        return torch.softmax(F.gelu(F.linear(x, weight)) + x, -1)
+
+    program = smelt.compile(function, dynamic=True)
+    for length in (4, 5, 6, 7) if machine.is_dry else (128, 130, 131, 256, 300, 301):
+        x = machine.upload(drawn(length, width))[1]
+        begin = time.perf_counter()
+        far = float((program(x) - function(x)).abs().max())
+        first = time.perf_counter() - begin
+        ours, eager = machine.us(lambda x=x: program(x)), machine.us(lambda x=x: function(x))
+        theirs = inductor(machine, function, (x,))
+        times = f"{ours:.1f} us, eager {eager:.1f}, torch.compile {theirs}"
+        yield f"{length} rows", times, f"first call {first * 1e3:.0f} ms", f"{far:.1e} apart"
+    stats = program.stats()
+    yield "all", f"{stats.builds} builds", f"fallbacks: {stats.fallbacks or 'none'}"
+
+
+class Step:
+    """A training step; under autocast with scaled gradients where there is a lower type."""
+
+    def __init__(self, model: nn.Module, low: torch.dtype | None, options: dict[str, Any]) -> None:
+        self.model, self.low = model, low
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **options)
+        self.scaler = torch.amp.GradScaler("cuda", init_scale=64.0, enabled=low is torch.float16)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        region: AbstractContextManager[Any] = nullcontext() if self.low is None else torch.autocast("cuda", self.low)
+        with region:
+            loss = self.model(x).square().mean()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+
+def steps(machine: Any) -> Iterator[Row]:
+    width, layers = (4, 1) if machine.is_dry else (1024, 8)
+    for low, options in ((None, {}), (None, {"fused": True}), (torch.float16, {"fused": True}), (torch.float16, {})):
+        with torch.enable_grad():
+            blocks = [nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU()) for _ in range(layers)]
+            ours, eager, theirs = (Step(copy.deepcopy(nn.Sequential(*blocks)).cuda(), low, options) for _ in range(3))
+            x = machine.upload(drawn(8 if machine.is_dry else 4096, width))[1]
+            program = smelt.compile(ours)
+            begin = time.perf_counter()
+            for _ in range(6):
+                program(x)
+            torch.cuda.synchronize()
+            first = time.perf_counter() - begin
+            for _ in range(6):
+                eager(x)
+            pairs = zip(ours.model.parameters(), eager.model.parameters(), strict=True)
+            far = max(float((a - b).abs().max()) for a, b in pairs)
+            times = f"{machine.us(partial(program, x)):.0f} us, eager {machine.us(partial(eager, x)):.0f}"
+            found = f"{times}, torch.compile {inductor(machine, theirs, (x,))}"
+            stats = program.stats()
+            made = f"6 calls {first:.1f} s, {stats.builds} builds, fallbacks: {len(stats.fallbacks)}"
+            yield f"AdamW {options} {low}", found, made, f"{far:.1e} apart"
 
 
 def launches(machine: Any) -> Iterator[Row]:
@@ -418,19 +496,24 @@ def compiling(machine: Any) -> Iterator[Row]:
 
 def main() -> int:
     """Run all sections; 1 if the first one failed."""
-    machine = DryRun() if "--dry-run" in sys.argv[1:] else Gpu()
+    is_dry = "--dry-run" in sys.argv[1:]
+    with dry_run() if is_dry else nullcontext():
+        return _run(Gpu(is_dry))
+
+
+def _run(machine: Gpu) -> int:
     print(machine.name, flush=True)
     table: list[Row] = []
     status = 0
     with torch.no_grad():
-        for section in (loads, bits, draws, speed, products, attention, models, launches, compiling):
+        for section in (loads, bits, draws, speed, products, attention, models, calls, steps, launches, compiling):
             name = section.__name__
             end = time.perf_counter() + SECONDS[name]
             try:
                 for row in section(machine):
                     table.append((name, *row))
                     print(*table[-1], sep=" | ", flush=True)
-                    if machine.is_dry or time.perf_counter() > end:
+                    if time.perf_counter() > end and not machine.is_dry:
                         table.append((name, "the other cases are left out"))
                         break
             except Exception as error:

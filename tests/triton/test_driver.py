@@ -334,10 +334,11 @@ def test_the_prepared_script_runs_dry() -> None:
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
         ["bash", "bench/h200.sh", "--dry-run"],
-        cwd=root, env=os.environ | {"PYTHON": sys.executable}, capture_output=True, text=True, timeout=300,
+        cwd=root, env=os.environ | {"PYTHON": sys.executable, "TIMEOUT_S": "1800"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0 and "failed" not in done.stdout, done.stdout + done.stderr
     for section in (
-        "loads", "bits", "draws", "speed", "products", "attention", "models", "launches", "compiling",
+        "loads", "bits", "draws", "speed", "products", "attention", "models", "calls", "steps", "launches", "compiling",
     ):  # fmt: skip
         assert f"\n| {section} | " in done.stdout
+    assert "fallbacks: none" in done.stdout  # programs are compiled
