@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from smelt.codegen.contract import planning
 from smelt.codegen.contract.dots import HEIGHTS
 from smelt.codegen.contract.gemm import Right
 from smelt.codegen.contract.packing import Packing, TilePacking, packing_source, tile_packing_source
@@ -44,6 +45,28 @@ def test_every_remainder(isa: Isa, dtype: torch.dtype, right: Right) -> None:
             product(isa, right, x, w, out)
             assert_close(out, x, w)
             assert bool((wide[:, n:] == 7).all()), "columns beyond the result were written"
+
+
+@pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_matrix_from_memory_gives_the_sums_of_one_that_is_near(
+    isa: Isa, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same dot products, whether an item's columns are read as streams or one after the other."""
+    if tiling_for(isa, DTYPES[dtype]) is None:
+        assert dtype is torch.bfloat16
+        return
+    for m in (*HEIGHTS, 3, 7):
+        for n in (1, 2, 16, 31, 47, 48, 49, 100):
+            x, w = normal(m, 70, dtype=dtype), normal(n, 70, seed=1, dtype=dtype)
+            found = []
+            for near in (True, False):
+                monkeypatch.setattr(planning, "is_near", lambda nbytes, near=near: near)
+                out = torch.full((m, n), 7.0, dtype=dtype)
+                product(isa, "columns", x, w, out, parts=2)
+                found.append(out)
+            assert torch.equal(*found)
+            assert_close(found[0], x, w)
 
 
 @pytest.mark.spread(2)

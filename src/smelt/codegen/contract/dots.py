@@ -31,8 +31,10 @@ from smelt.codegen.llvm.text import Carried, FunctionText
 HEIGHTS = (1, 2, 4, 8)
 """Row counts with a kernel of their own; a kernel serves fewer rows, too."""
 
-_SHAPES = {1: (8, 2), 2: (4, 2), 4: (4, 1), 8: (2, 1)}
+_SHAPES = {1: (8, 2), 2: (4, 2), 4: (4, 1), 8: (3, 1)}
 _FEW_REGISTERS = {1: (4, 2), 2: (2, 2), 4: (2, 1), 8: (1, 1)}
+# A stream is asked for further ahead where fewer are read at once, and more is done with each line.
+_AHEAD_NBYTES = {1: AHEAD_NBYTES, 2: AHEAD_NBYTES, 4: 2 * AHEAD_NBYTES, 8: 4 * AHEAD_NBYTES}
 _LINE_NBYTES = 64
 
 
@@ -156,7 +158,7 @@ class DotsDriver(Driver):
         with fn.when(self.far):
             for line in lines:
                 for offset in range(0, tiling.lanes * tiling.group * tiling.element_nbytes, _LINE_NBYTES):
-                    prefetch(fn, fn.gep("i8", line, fn.add(at, AHEAD_NBYTES + offset)))
+                    prefetch(fn, fn.gep("i8", line, fn.add(at, _AHEAD_NBYTES[self.height] + offset)))
 
     def _load(self, line: str, offset: str, mask: str | None) -> str:
         fn, tiling = self.fn, self.tiling
@@ -186,11 +188,14 @@ class DotsDriver(Driver):
     def _folded(self, totals: list[str]) -> str:
         """A register whose first lanes are the sums of the lanes of each of `totals`.
 
-        Two registers are added by halves into one as long as there are two, so that each addition serves all lanes.
+        Two registers are added by halves into one as long as there are two, so that each addition serves all lanes; of
+        an odd number the last one is added twice, and its second sum is in a lane that means nothing.
         """
         width = self.tiling.lanes
         while width > 1:
             width //= 2
+            if len(totals) > 1 and len(totals) % 2:
+                totals = [*totals, totals[-1]]
             others = totals[1::2] or totals
             totals = [self._halved(a, b, width) for a, b in zip(totals[::2], others, strict=True)]
         return totals[0]

@@ -33,8 +33,8 @@ from smelt.runtime.machine.cpu import data_cache_nbytes, last_cache_nbytes, memo
 # Estimates of one core, for the grain of threads: what a tile computes and memory delivers, and a chunk worth claiming.
 FLOPS_PER_NS, BYTES_PER_NS, _CHUNK_NS = 100.0, 20.0, 10_000.0
 _CHUNKS = 16
-# Columns of an item of dot products.
-_DOT_COLUMNS = 32
+# Columns of an item of dot products, and of more than so many rows: by three streams at once.
+_DOT_COLUMNS, _FEWEST, _DOT_COLUMNS_OF_MORE = 32, 4, 48
 # With fewer rows eager's library sums shorter chains, the shortest with the fewest: of 96 terms, eight rows have 1.5
 # times its error at K = 512 and twice at 192, of 32 terms 1.1 and 1.35 times.
 _MANY_ROWS, _SOME_ROWS_CHAIN, _FEW_ROWS_CHAIN = 16, 48, 32
@@ -189,8 +189,8 @@ def _words_of_both(
 ) -> tuple[_Chosen, int, float]:
     """The words for m rows, the items, and the cost of one."""
     if m <= max(HEIGHTS):
-        far, items, item_ns = _dots_cut(tiling, m, n, k, 1)
-        return _Chosen(0, step, _dot_columns(tiling), far, BLOCK), items, item_ns
+        columns, far, items, item_ns = _dots_cut(tiling, m, n, k, 1)
+        return _Chosen(0, step, columns, far, BLOCK), items, item_ns
     rows, terms, items, item_ns = gemm_cut(tiling, m, n, k, 1)
     return _Chosen(panel, panel_step, rows, 1, terms), items, item_ns
 
@@ -199,8 +199,8 @@ def _words_of_both(
 
 
 def _dots(isa: Isa, tiling: Tiling, problem: Problem, batch: int, bound: Bound) -> ProductPlan:
-    far, items, item_ns = _dots_cut(tiling, problem.m, problem.n, problem.k, batch)
-    words = (*replace(problem, block_rows=_dot_columns(tiling), reading=far).words(), *bound.words)
+    columns, far, items, item_ns = _dots_cut(tiling, problem.m, problem.n, problem.k, batch)
+    words = (*replace(problem, block_rows=columns, reading=far).words(), *bound.words)
     if is_symbolic(problem.m):
         every = AnyRows(tiling, bound.epilogue, HEIGHTS, many=False)
         return ProductPlan(any_rows_source(every, isa), words, items, item_ns, every.scratch_nbytes, "dots")
@@ -208,17 +208,13 @@ def _dots(isa: Isa, tiling: Tiling, problem: Problem, batch: int, bound: Bound) 
     return ProductPlan(dots_source(dots, isa), words, items, item_ns, dots.scratch_nbytes, "dots")
 
 
-def _dot_columns(tiling: Tiling) -> int:
-    return min(_DOT_COLUMNS, tiling.panel)
-
-
 @late
-def _dots_cut(tiling: Tiling, m: int, n: int, k: int, batch: int) -> tuple[int, int, float]:
-    """(whether the matrix is far, items, the cost of one)."""
-    columns = _dot_columns(tiling)
+def _dots_cut(tiling: Tiling, m: int, n: int, k: int, batch: int) -> tuple[int, int, int, float]:
+    """(columns of an item, whether the matrix is far, items, the cost of one)."""
+    columns = min(_DOT_COLUMNS if m <= _FEWEST else _DOT_COLUMNS_OF_MORE, tiling.panel)
     nbytes = min(columns, n) * k * tiling.element_nbytes
     item_ns = nbytes * max(1.0 / BYTES_PER_NS, m / (4 * FLOPS_PER_NS))
-    return int(not is_near(n * k * tiling.element_nbytes)), batch * _ceil(n, columns), item_ns
+    return columns, int(not is_near(n * k * tiling.element_nbytes)), batch * _ceil(n, columns), item_ns
 
 
 # --- coded weights
