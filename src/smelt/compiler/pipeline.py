@@ -129,7 +129,7 @@ _RESPELLING = frozenset(
     )
 )  # fmt: skip
 # Write what own kernels alone are fast at.
-_OWN = frozenset((expand_recurrent.name,))
+_OWN = frozenset((expand_recurrent.name, images_of_frames.name, woven_convolutions.name))
 
 
 def pass_names() -> tuple[str, ...]:
