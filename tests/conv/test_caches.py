@@ -9,6 +9,7 @@ from smelt.codegen.conv import tiles
 from smelt.codegen.conv.epilogue import Epilogue
 from smelt.codegen.conv.kernels import plan_kernel
 from smelt.codegen.conv.shape import ConvShape, Window
+from smelt.codegen.llvm import isa as instruction_sets
 from smelt.codegen.llvm.isa import AVX512
 from smelt.runtime.machine.cpu import data_cache_nbytes
 from tests.conv.machine import Case, isas, run
@@ -21,6 +22,12 @@ def same(cin: int, hw: int, cout: int, kernel: int, stride: int = 1, groups: int
     half = kernel // 2
     window = Window((stride, stride), (1, 1), (half, half), (half, half))
     return ConvShape(1, cin, hw, hw, cout, kernel, kernel, window, groups)
+
+
+def _have(caches: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the machine have caches of these sizes."""
+    for module in (tiles, instruction_sets):
+        monkeypatch.setattr(module, "data_cache_nbytes", lambda: caches)
 
 
 def kernel_of(shape: ConvShape) -> str:
@@ -37,7 +44,7 @@ def test_caches_of_this_machine_are_plausible() -> None:
 
 @pytest.mark.parametrize("caches", [SMALL, LARGE], ids=["small", "large"])
 def test_weights_read_for_few_tiles(caches: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "data_cache_nbytes", lambda: caches)
+    _have(caches, monkeypatch)
     assert kernel_of(same(512, 7, 512, 3)) == ("winograd" if caches == SMALL else "window")
     assert kernel_of(same(256, 14, 256, 3)) == "winograd"
     assert kernel_of(same(64, 7, 64, 3)) == "winograd"
@@ -64,7 +71,7 @@ def test_results_do_not_depend_on_tiles(
     case = Case(shape, x, weight, torch.randn(shape.cout, generator=generator))
     isa = isas()[name]
     own, _ = run(case, isa)
-    monkeypatch.setattr(tiles, "data_cache_nbytes", lambda: caches)
+    _have(caches, monkeypatch)
     found, _ = run(case, isa, chunk=1)
     assert bool(((found - case.reference()).abs() <= case.bound()).all())
     assert torch.equal(found, own)
