@@ -80,8 +80,9 @@ def _weight(op: Op) -> int:
 
 
 def _is_inner(statement: Statement, nouter: int, names: frozenset[str]) -> bool:
-    if isinstance(statement, (Reduce, Scan)):
-        return True
+    """Whether a statement runs at each inner point; `names`: of the values that do."""
+    if not isinstance(statement, Store):
+        return isinstance(statement, (Reduce, Scan)) or statement.name in names
     return any(is_inner(expr, nouter, names) for expr in expressions(statement))
 
 

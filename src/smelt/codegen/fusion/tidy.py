@@ -221,9 +221,10 @@ def _permuted(nest: Nest, order: Sequence[int]) -> Nest:
 
 def _merged(nest: Nest) -> Nest:
     """Neighbouring loops that every index runs through as through one are one."""
-    fixed = {e.loop for s in nest.body for x in expressions(s) for e in walk(x) if isinstance(e, Position)}
-    indices = _indices(nest.body)
     nouter, sizes = len(nest.outer), list(nest.sizes)
+    if len(sizes) < 2:
+        return nest
+    fixed, indices = _counters_and_indices(nest.body)
     k = 0
     groups = [[loop] for loop in range(len(sizes))]
     while k + 1 < len(groups):
@@ -249,12 +250,18 @@ def _merged(nest: Nest) -> Nest:
     return replace(nest, outer=outer, inner=inner, body=body)
 
 
-def _indices(body: Sequence[Statement]) -> list[Index]:
-    found = [s.index for s in body if isinstance(s, Store)]
+def _counters_and_indices(body: Sequence[Statement]) -> tuple[set[int], list[Index]]:
+    """The loops whose counters are values, and the indices of all loads and stores."""
+    fixed: set[int] = set()
+    indices = [s.index for s in body if isinstance(s, Store)]
     for statement in body:
         for expr in expressions(statement):
-            found.extend(e.index for e in walk(expr) if isinstance(e, Load))
-    return found
+            for part in walk(expr):
+                if isinstance(part, Load):
+                    indices.append(part.index)
+                elif isinstance(part, Position):
+                    fixed.add(part.loop)
+    return fixed, indices
 
 
 def _renamed(body: Sequence[Statement]) -> list[Statement]:
