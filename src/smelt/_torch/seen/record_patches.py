@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FunctionType, ModuleType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,6 +22,19 @@ from smelt._torch.sequence_slots import has_items_by_number, items_by_key
 # Under this name a wrapper that stands in a class while a run is recorded keeps the function it stands for.
 TRACKS: Final = "__smelt_tracks__"
 _MISSING = object()
+
+Method = Callable[..., Any]
+"""A function or method of torch's, or what stands in its place."""
+
+
+class Descriptor(Protocol):
+    """An attribute of all tensors: one that torch has in C, or a property."""
+
+    def __get__(self, instance: object, owner: type | None = None, /) -> Any: ...
+
+    def __set__(self, instance: object, value: object, /) -> None: ...
+
+
 _FX = os.path.join(os.path.dirname(torch.__file__), "fx", "")
 
 
@@ -40,7 +53,7 @@ class _Attribute:
         self.put: Any = None
         self.makes: dict[Patches, list[Any]] = {}
 
-    def enter(self, patches: Patches, make: Callable[[Any], Any]) -> None:
+    def enter(self, patches: Patches, make: Callable[[Any], object]) -> None:
         if patches in self.makes:
             self.makes[patches][0] += 1
             return
@@ -101,7 +114,10 @@ class Getter(property):
     """A property in place of one that torch has in C, with the names by which torch tells its own."""
 
     def __init__(
-        self, original: Any, read: Callable[[Any], Any], write: Callable[[Any, Any], None] | None = None
+        self,
+        original: Any,
+        read: Callable[[torch.Tensor], object],
+        write: Callable[[torch.Tensor, object], None] | None = None,
     ) -> None:
         super().__init__(read, write or (lambda tensor, value: original.__set__(tensor, value)))
         self.__name__ = original.__name__ if hasattr(original, "__name__") else original.fget.__name__
@@ -163,7 +179,7 @@ class Patches:
     _attributes: ClassVar[dict[tuple[int, str], _Attribute]] = {}
 
     @contextlib.contextmanager
-    def replaced(self, owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    def replaced(self, owner: Any, name: str, make: Callable[[Any], object]) -> Iterator[None]:
         """Have `owner.name` be `make(original)` in the block; nested and concurrent uses share the first one."""
         key = (id(owner), name)
         with self._lock:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
@@ -24,7 +24,9 @@ from smelt._torch.seen.dispatch import below_transforms, is_live, is_transformed
 from smelt._torch.seen.leaves import is_leaf, requires_gradient
 from smelt._torch.seen.mode_regions import Regions, watching_regions
 from smelt._torch.seen.record_patches import (
+    Descriptor,
     Getter,
+    Method,
     Patches,
     eager_stance,
     has_override,
@@ -63,9 +65,9 @@ def _regions() -> Regions | None:
     return None if recorder is None else recorder.regions
 
 
-def _reader(name: str) -> Callable[[Any], Any]:
-    def make(original: Any) -> Any:
-        def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _reader(name: str) -> Callable[[Method], Method]:
+    def make(original: Method) -> Method:
+        def read(self: torch.Tensor, *args: object, **kwargs: object) -> object:
             recorder = _active()
             if recorder is None:
                 return original(self, *args, **kwargs)
@@ -89,9 +91,9 @@ def _caller_file() -> str:
     return frame.f_code.co_filename if frame is not None else ""
 
 
-def _address(name: str) -> Callable[[Any], Any]:
-    def make(original: Any) -> Any:
-        def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _address(name: str) -> Callable[[Method], Method]:
+    def make(original: Method) -> Method:
+        def read(self: torch.Tensor, *args: object, **kwargs: object) -> object:
             recorder = _active()
             if recorder is not None and is_users(_caller_file()):
                 recorder.noted(recorder.gives_address, self, name)
@@ -106,8 +108,8 @@ def _address(name: str) -> Callable[[Any], Any]:
     return make
 
 
-def _offset(original: Any) -> Any:
-    def read(self: Any) -> Any:
+def _offset(original: Method) -> Method:
+    def read(self: torch.Tensor) -> object:
         found: int = original(self)
         recorder = _active()
         if recorder is not None and is_users(_caller_file()):
@@ -117,49 +119,50 @@ def _offset(original: Any) -> Any:
     return read
 
 
-def _own_property(name: str, original: object) -> Any:
+def _own_property(name: str, original: Descriptor) -> Descriptor:
     """What gives an attribute of every tensor: where `torch.Tensor` has it from its base, that of the base."""
-    return original if hasattr(original, "__get__") else getattr(tensor_base, name)
+    found: Descriptor = original if hasattr(original, "__get__") else getattr(tensor_base, name)
+    return found
 
 
-def _data_property(original: Any) -> Any:
-    original = _own_property("data", original)
+def _data_property(original: Descriptor) -> property:
+    own = _own_property("data", original)
 
-    def read(self: Any) -> Any:
-        result = original.__get__(self, type(self))
+    def read(self: torch.Tensor) -> object:
+        result = own.__get__(self, type(self))
         recorder = _active()
         if recorder is not None:
             recorder.noted(recorder.alias, self, result)
         return result
 
     # The dispatcher tells of a replacement: see `_has_compatible_shallow_copy_type` in the recorder.
-    return Getter(original, read)
+    return Getter(own, read)
 
 
-def _version_property(original: Any) -> Any:
-    original = _own_property("_version", original)
+def _version_property(original: Descriptor) -> property:
+    own = _own_property("_version", original)
 
-    def read(self: Any) -> Any:
+    def read(self: torch.Tensor) -> object:
         recorder = _active()
         if recorder is not None and not is_smelts(sys._getframe(1).f_code.co_filename):
             recorder.noted(recorder.read_version, self)
-        return original.__get__(self, type(self))
+        return own.__get__(self, type(self))
 
-    return Getter(original, read)
+    return Getter(own, read)
 
 
-def _base_property(original: Any) -> Any:
-    original = _own_property("_base", original)
+def _base_property(original: Descriptor) -> property:
+    own = _own_property("_base", original)
 
-    def read(self: Any) -> Any:
+    def read(self: torch.Tensor) -> object:
         _note_base(self, "_base")
-        return original.__get__(self, type(self))
+        return own.__get__(self, type(self))
 
-    return Getter(original, read)
+    return Getter(own, read)
 
 
-def _is_view(original: Any) -> Any:
-    def read(self: Any) -> bool:
+def _is_view(original: Method) -> Method:
+    def read(self: torch.Tensor) -> bool:
         _note_base(self, "_is_view()")
         found: bool = original(self)
         return found
@@ -173,28 +176,28 @@ def _note_base(tensor: object, what: str) -> None:
         recorder.read_base(tensor, what)
 
 
-def _needs_gradient(original: Any) -> Any:
-    original = _own_property("requires_grad", original)
+def _needs_gradient(original: Descriptor) -> property:
+    own = _own_property("requires_grad", original)
 
-    def read(self: Any) -> Any:
-        value = original.__get__(self, type(self))
+    def read(self: torch.Tensor) -> object:
+        value = own.__get__(self, type(self))
         recorder = _active()
         if recorder is not None and is_users(sys._getframe(1).f_code.co_filename):
             recorder.read_flag("requires_grad", value)
         return value
 
-    def write(self: Any, value: Any) -> None:
+    def write(self: torch.Tensor, value: object) -> None:
         before = requires_gradient(self)
-        original.__set__(self, value)
+        own.__set__(self, value)
         _told_of_flag(self, before)
 
-    return Getter(original, read, write)
+    return Getter(own, read, write)
 
 
-def _requiring(original: Any) -> Any:
+def _requiring(original: Method) -> Method:
     """For `tensor.requires_grad_()`."""
 
-    def call(self: Any, requires_grad: bool = True) -> Any:
+    def call(self: torch.Tensor, requires_grad: bool = True) -> object:
         before = requires_gradient(self)
         result = original(self, requires_grad)
         _told_of_flag(self, before)
@@ -210,10 +213,10 @@ def _told_of_flag(tensor: object, before: bool) -> None:
         recorder.noted(partial(flag_set, recorder), tensor, not before)
 
 
-def _retaining(original: Any) -> Any:
+def _retaining(original: Method) -> Method:
     """For `tensor.retain_grad()`: of a tensor in the middle of a graph, nothing has the gradient later."""
 
-    def call(self: Any) -> None:
+    def call(self: torch.Tensor) -> None:
         recorder = _active()
         if recorder is not None and self.requires_grad and not is_leaf(self):
             recorder.fail(
@@ -227,15 +230,15 @@ def _retaining(original: Any) -> Any:
     return call
 
 
-def _aliasing(position: int) -> Callable[[Any], Any]:
+def _aliasing(position: int) -> Callable[[Method], Method]:
     """For functions that give their operand back as another object: `as_subclass`, `_make_subclass`."""
 
-    def make(original: Any) -> Any:
+    def make(original: Method) -> Method:
         bare = original.__func__ if isinstance(original, staticmethod) else original
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             recorder = _active()
-            if recorder is not None and position == 0 and len(args) == 2:
+            if recorder is not None and position == 0 and len(args) == 2 and isinstance(args[1], type):
                 recorder.becomes(args[1])
             result = bare(*args, **kwargs)
             if recorder is not None and len(args) > position:
@@ -247,12 +250,12 @@ def _aliasing(position: int) -> Callable[[Any], Any]:
     return make
 
 
-def _constructor(original: Any) -> Any:
+def _constructor(original: Method) -> Method:
     """For `Tensor.__new__`: an operator that makes the tensor for a subclass is seen with a plain one, which C++ would
     refuse to turn into the subclass's, as it may where nobody looks.
     """
 
-    def new(*args: Any, **kwargs: Any) -> Any:
+    def new(*args: object, **kwargs: object) -> object:
         recorder = _active()
         cls = args[0] if args else None
         if recorder is None or cls is torch.Tensor or not (isinstance(cls, type) and issubclass(cls, torch.Tensor)):
@@ -271,10 +274,10 @@ def _constructor(original: Any) -> Any:
     return staticmethod(new)
 
 
-def _wrapping(original: Any) -> Any:
+def _wrapping(original: Method) -> Method:
     """For functions that may put a tensor around the memory of an array or a buffer."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         result = original(*args, **kwargs)
         recorder = _active()
         if recorder is not None and args and not isinstance(args[0], (torch.Tensor, list, tuple, int, float, complex)):
@@ -284,11 +287,11 @@ def _wrapping(original: Any) -> Any:
     return call
 
 
-def _opaque(what: str) -> Callable[[Any], Any]:
+def _opaque(what: str) -> Callable[[Method], Method]:
     """For calls that run on torch's own compilers or tracers: note that they cannot be recorded, and let them run."""
 
-    def make(original: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def make(original: Method) -> Method:
+        def call(*args: object, **kwargs: object) -> object:
             recorder = _active()
             if recorder is None:
                 return original(*args, **kwargs)
@@ -313,8 +316,8 @@ def _opaque(what: str) -> Callable[[Any], Any]:
     return make
 
 
-def _swapping(original: Any) -> Any:
-    def swap_tensors(t1: Any, t2: Any) -> Any:
+def _swapping(original: Method) -> Method:
+    def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> object:
         recorder = _active()
         if recorder is not None:
             recorder.noted(recorder.swaps, t1)
@@ -324,7 +327,7 @@ def _swapping(original: Any) -> Any:
     return swap_tensors
 
 
-def _not_tracing(original: Any) -> Any:
+def _not_tracing(original: Method) -> Method:
     def are_we_tracing() -> bool:
         recorder = _active()
         with suspended() if recorder is not None and recorder.is_native else contextlib.nullcontext():
@@ -333,8 +336,8 @@ def _not_tracing(original: Any) -> Any:
     return are_we_tracing
 
 
-def _awaited(original: Any) -> Any:
-    def wrap(tensor: Any) -> Any:
+def _awaited(original: Method) -> Method:
+    def wrap(tensor: torch.Tensor) -> object:
         recorder = _active()
         if recorder is None or not recorder.is_native:
             return original(tensor)
@@ -346,16 +349,16 @@ def _awaited(original: Any) -> Any:
     return wrap
 
 
-def _compiling(original: Any) -> Any:
-    def compile_(*args: Any, **kwargs: Any) -> Any:
+def _compiling(original: Method) -> Method:
+    def compile_(*args: object, **kwargs: object) -> object:
         compiled = original(*args, **kwargs)
         return _opaque("torch.compile")(compiled) if _active() is not None and callable(compiled) else compiled
 
     return compile_
 
 
-def _own_backward(original: Any) -> Any:
-    def noted(cls: Any, *args: Any, **kwargs: Any) -> Any:
+def _own_backward(original: Descriptor) -> object:
+    def noted(cls: type, /, *args: object, **kwargs: object) -> object:
         recorder = _active()
         if recorder is not None:
             recorder.note_own_backward(cls.__qualname__)
@@ -374,10 +377,10 @@ SAVES_AS_EVER: Final = "__smelt_saves_as_ever__"
 """What a function that gives a checkpoint its contexts is marked with where the first of them changes nothing."""
 
 
-def _checkpointed(original: Any) -> Any:
+def _checkpointed(original: Method) -> Method:
     """For checkpoints: torch's own work around the function is not the program's."""
 
-    def region(*args: Any, **kwargs: Any) -> Iterator[None]:
+    def region(*args: object, **kwargs: object) -> Iterator[None]:
         recorder = _active()
         inner = original(*args, **kwargs)
         if recorder is None:
@@ -402,12 +405,12 @@ def _checkpointed(original: Any) -> Any:
     return region
 
 
-def _gradients(original: Any) -> Any:
+def _gradients(original: Method) -> Method:
     """For `torch.autograd.grad`, which calls operators from C++: a number beside a transform's tensor is there a tensor
     that torch cannot hand to Python, so what stands below the transform is seen.
     """
 
-    def grad(*args: Any, **kwargs: Any) -> Any:
+    def grad(*args: object, **kwargs: object) -> object:
         recorder = _active()
         if recorder is not None and is_transformed():
             with below_transforms():
@@ -419,8 +422,8 @@ def _gradients(original: Any) -> Any:
     return grad
 
 
-def _backward(original: Any) -> Any:
-    def backward(*args: Any, **kwargs: Any) -> None:
+def _backward(original: Method) -> Method:
+    def backward(*args: object, **kwargs: object) -> None:
         recorder = _active()
         if recorder is None or not recorder.is_native or is_transformed():
             original(*args, **kwargs)
@@ -441,8 +444,8 @@ class _NestedTensors(TorchFunctionMode):
         }  # fmt: skip
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: Method, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
         if is_live() and func in self.watched:
             for tensor in _in_lists((*args, *(kwargs or {}).values())):
                 with suspended():
@@ -450,7 +453,7 @@ class _NestedTensors(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _in_lists(values: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+def _in_lists(values: Iterable[object], depth: int = 0) -> Iterator[torch.Tensor]:
     for value in values:
         if isinstance(value, torch.Tensor):
             # A 0-d tensor in a nested list is an element; as an index of its own it is an operand.
@@ -460,10 +463,10 @@ def _in_lists(values: Any, depth: int = 0) -> Iterator[torch.Tensor]:
             yield from _in_lists(value, depth + 1)
 
 
-def _types_only(original: Any) -> Any:
+def _types_only(original: Method) -> Method:
     """`has_torch_function` that does not count our own mode: modules choose their fast path by it."""
 
-    def has_torch_function(args: Any) -> bool:
+    def has_torch_function(args: Sequence[object]) -> bool:
         if _thread.recorder is None:
             return bool(original(args))
         return has_override(args)

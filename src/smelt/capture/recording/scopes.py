@@ -11,11 +11,10 @@ import functools
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType
-from typing import Any
 
 import torch
 
-from smelt._torch.seen.record_patches import TRACKS, Patches
+from smelt._torch.seen.record_patches import TRACKS, Method, Patches
 from smelt.capture.recording.noting import CallNotes
 
 
@@ -29,7 +28,7 @@ class Scope:
         self.modules = modules
         self.notes = notes
         self.path = ""
-        self.module: Any = None
+        self.module: torch.nn.Module | None = None
 
 
 class _Thread(threading.local):
@@ -40,9 +39,9 @@ _thread = _Thread()
 _patches = Patches()
 
 
-def _tracked(original: Any) -> Any:
+def _tracked(original: Method) -> Method:
     @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: torch.nn.Module, *args: object, **kwargs: object) -> object:
         scope = _thread.scope
         if scope is None or scope.module is self:
             return original(self, *args, **kwargs)
@@ -57,11 +56,11 @@ def _tracked(original: Any) -> Any:
     return call
 
 
-def _tracked_forward(original: Any) -> Any:
+def _tracked_forward(original: Method) -> Method:
     tracked = _tracked(original)
 
     @functools.wraps(original)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: torch.nn.Module, *args: object, **kwargs: object) -> object:
         scope = _thread.scope
         if scope is not None and scope.notes is not None:
             scope.notes.note(self, args, kwargs)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from smelt._torch.seen.dispatch import is_live, unseen
-from smelt._torch.seen.record_patches import Getter, Patches
+from smelt._torch.seen.record_patches import Descriptor, Getter, Method, Patches
 from smelt._torch.seen.shadow import is_shadow, sets_shadows
 from smelt.capture.convert.runtime import current as current_runtime
 from smelt.capture.dynamic.values import is_sized, own
@@ -28,10 +28,12 @@ from smelt.capture.staging.flow.branches import condition
 from smelt.capture.staging.flow.stops import CannotMerge
 from smelt.capture.staging.objects.handlers import is_caught
 from smelt.capture.staging.warned import record_warning
+from smelt.capture.structure.plain import is_plain_sequence
 from smelt.ir import INT, ListType, UnknownDim
 from smelt.ir.size_numbers import MARK
 
 if TYPE_CHECKING:
+    from smelt.capture.staging.fakes.fake_tensors import FakeRecorder
     from smelt.capture.staging.session import Session
 
 _patches = Patches()
@@ -39,7 +41,7 @@ _NEW = object()
 _NO_MORE = "a graph changes the elements of tensors, and no more"
 
 
-def _session(tensor: object = None) -> Any:
+def _session() -> Session | None:
     found = current.found()
     return found if found is not None and is_live() else None
 
@@ -48,8 +50,8 @@ def _tainted(session: Session, tensor: object) -> bool:
     return bool(session.recorder.slot_of(tensor).family.tainted)
 
 
-def _shape(original: Any) -> object:
-    def read(self: Any) -> Any:
+def _shape(original: Descriptor) -> property:
+    def read(self: torch.Tensor) -> object:
         sizes = original.__get__(self, type(self))
         session = _session()
         if session is None or session.recorder.slot_of(self) not in session.recorder.varied:
@@ -59,9 +61,9 @@ def _shape(original: Any) -> object:
     return Getter(original, read)
 
 
-def _size(what: str) -> Callable[[Any], Any]:
-    def make(original: Any) -> Any:
-        def size(self: Any, dim: Any = None) -> Any:
+def _size(what: str) -> Callable[[Method], Method]:
+    def make(original: Method) -> Method:
+        def size(self: torch.Tensor, dim: int | None = None) -> object:
             session = _session()
             if session is None or session.recorder.slot_of(self) not in session.recorder.varied:
                 found = original(self) if dim is None else original(self, dim)
@@ -78,8 +80,8 @@ def _size(what: str) -> Callable[[Any], Any]:
     return make
 
 
-def _is_contiguous(original: Any) -> object:
-    def is_contiguous(self: Any, memory_format: Any = torch.contiguous_format) -> Any:
+def _is_contiguous(original: Method) -> Method:
+    def is_contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> object:
         session = _session()
         if session is None or session.recorder.slot_of(self) not in session.recorder.varied:
             return original(self, memory_format=memory_format)
@@ -88,8 +90,8 @@ def _is_contiguous(original: Any) -> object:
     return is_contiguous
 
 
-def _storage_offset(original: Any) -> object:
-    def storage_offset(self: Any) -> Any:
+def _storage_offset(original: Method) -> Method:
+    def storage_offset(self: torch.Tensor) -> object:
         session = _session()
         if session is None or not _tainted(session, self):
             return original(self)
@@ -98,8 +100,8 @@ def _storage_offset(original: Any) -> object:
     return storage_offset
 
 
-def _base(original: Any) -> object:
-    def read(self: Any) -> Any:
+def _base(original: Descriptor) -> property:
+    def read(self: torch.Tensor) -> object:
         found = original.__get__(self, type(self))
         session = _session()
         return found if session is None else session.base_of(self)
@@ -107,8 +109,8 @@ def _base(original: Any) -> object:
     return Getter(original, read)
 
 
-def _is_view(original: Any) -> object:
-    def read(self: Any) -> bool:
+def _is_view(original: Method) -> Method:
+    def read(self: torch.Tensor) -> bool:
         session = _session()
         if session is not None:
             session.check_made_on_all_paths(self)
@@ -118,8 +120,8 @@ def _is_view(original: Any) -> object:
     return read
 
 
-def _version(original: Any) -> object:
-    def read(self: Any) -> int:
+def _version(original: Descriptor) -> property:
+    def read(self: torch.Tensor) -> int:
         found: int = original.__get__(self, type(self))
         session = _session()
         return found if session is None else session.version_of(self)
@@ -127,16 +129,16 @@ def _version(original: Any) -> object:
     return Getter(original, read)
 
 
-def _numel(original: Any) -> object:
-    def numel(self: Any) -> Any:
+def _numel(original: Method) -> Method:
+    def numel(self: torch.Tensor) -> object:
         session = _session()
         return original(self) if session is None else session.numel(self)
 
     return numel
 
 
-def _nbytes(original: Any) -> object:
-    def read(self: Any) -> Any:
+def _nbytes(original: Descriptor) -> property:
+    def read(self: torch.Tensor) -> object:
         session = _session()
         if session is None or session.recorder.slot_of(self) not in session.recorder.varied:
             return original.__get__(self, type(self))
@@ -151,8 +153,8 @@ def _is_open(session: Session, tensor: object) -> bool:
     return slot in session.recorder.varied and slot_type(slot).strides is not None
 
 
-def _contiguous(original: Any) -> object:
-    def contiguous(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _contiguous(original: Method) -> Method:
+    def contiguous(self: torch.Tensor, *args: object, **kwargs: object) -> object:
         session = _session()
         if session is None or not _is_open(session, self):
             return original(self, *args, **kwargs)
@@ -162,8 +164,8 @@ def _contiguous(original: Any) -> object:
     return contiguous
 
 
-def _len(original: Any) -> Any:
-    def length(self: Any) -> Any:
+def _len(original: Method) -> Method:
+    def length(self: torch.Tensor) -> object:
         session = _session()
         if session is None or self.dim() == 0:
             return original(self)
@@ -175,30 +177,32 @@ def _len(original: Any) -> Any:
     return length
 
 
-def _item(original: Any) -> object:
-    def item(self: Any) -> Any:
+def _item(original: Method) -> Method:
+    def item(self: torch.Tensor) -> object:
         session = _session()
         return session.item(self) if session is not None and _tainted(session, self) else original(self)
 
     return item
 
 
-def _truth(original: Any) -> Any:
-    def truth(self: Any) -> Any:
+def _truth(original: Method) -> Method:
+    def truth(self: torch.Tensor) -> object:
         session = _session()
         if session is None or not _tainted(session, self):
             return original(self)
         known = session.known_value(self)
         if known is not None:
             return bool(known)
-        return session.decide(condition(session, self))
+        asked = condition(session, self)
+        assert asked is not None, "a tainted tensor's truth depends on data"
+        return session.decide(asked)
 
     return truth
 
 
-def _number(kind: type) -> Callable[[Any], Any]:
-    def make(original: Any) -> Any:
-        def convert(self: Any) -> Any:
+def _number(kind: type) -> Callable[[Method], Method]:
+    def make(original: Method) -> Method:
+        def convert(self: torch.Tensor) -> object:
             session = _session()
             if session is None or not _tainted(session, self):
                 return original(self)
@@ -210,8 +214,8 @@ def _number(kind: type) -> Callable[[Any], Any]:
     return make
 
 
-def _tolist(original: Any) -> object:
-    def tolist(self: Any) -> Any:
+def _tolist(original: Method) -> Method:
+    def tolist(self: torch.Tensor) -> object:
         session = _session()
         if session is None or not _tainted(session, self):
             return original(self)
@@ -223,14 +227,14 @@ def _tolist(original: Any) -> object:
     return tolist
 
 
-def _nested(session: Session, tensor: Any) -> Any:
+def _nested(session: Session, tensor: torch.Tensor) -> object:
     if tensor.dim() == 0:
         return session.item(tensor)
     return [_nested(session, torch.select(tensor, 0, i)) for i in range(tensor.shape[0])]
 
 
-def _text(original: Any) -> object:
-    def text(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _text(original: Method) -> Method:
+    def text(self: torch.Tensor, *args: object, **kwargs: object) -> object:
         session = _session()
         if session is None or not _tainted(session, self):
             return original(self, *args, **kwargs)
@@ -240,8 +244,8 @@ def _text(original: Any) -> object:
     return text
 
 
-def _contains(original: Any) -> object:
-    def contains(self: Any, item: Any) -> Any:
+def _contains(original: Method) -> Method:
+    def contains(self: torch.Tensor, item: object) -> object:
         session = _session()
         if session is None or not _tainted(session, self):
             return original(self, item)
@@ -250,8 +254,8 @@ def _contains(original: Any) -> object:
     return contains
 
 
-def _iter(original: Any) -> object:
-    def iterate(self: Any) -> Any:
+def _iter(original: Method) -> Method:
+    def iterate(self: torch.Tensor) -> object:
         session = _session()
         if session is not None and self.dim():
             size = slot_type(session.recorder.slot_of(self)).shape
@@ -267,8 +271,8 @@ def _iter(original: Any) -> object:
 # --- indexing --------------------------------------------------------------------------------------------------------
 
 
-def _getitem(original: Any) -> object:
-    def getitem(self: Any, key: Any) -> Any:
+def _getitem(original: Method) -> Method:
+    def getitem(self: torch.Tensor, key: object) -> object:
         session = _session()
         if session is not None:
             key = _with_tensors(session, key)
@@ -281,8 +285,8 @@ def _getitem(original: Any) -> object:
     return getitem
 
 
-def _setitem(original: Any) -> object:
-    def setitem(self: Any, key: Any, value: Any) -> None:
+def _setitem(original: Method) -> Method:
+    def setitem(self: torch.Tensor, key: object, value: object) -> None:
         session = _session()
         if session is not None:
             key = _with_tensors(session, key)
@@ -317,7 +321,7 @@ def _is_one_by_chance(session: Session, value: object) -> bool:
 
 
 @contextlib.contextmanager
-def _indexing(session: Session, key: object) -> Iterator[None]:
+def _indexing(session: Session | None, key: object) -> Iterator[None]:
     """Several indices at once: torch passes over slices of the whole where it knows the sizes, and so do we.
 
     Raises: CannotStage where the program catches an error whose text has a size that is free.
@@ -337,7 +341,7 @@ def _indexing(session: Session, key: object) -> Iterator[None]:
         session.recorder.is_indexing = before
 
 
-def _with_tensors(session: Session, key: object) -> Any:
+def _with_tensors(session: Session, key: object) -> object:
     """A key in which a list or tuple of numbers that depend on data is a tensor, which is what torch makes of it, and a
     byte without dimensions the mask that it is to torch.
     """
@@ -348,33 +352,33 @@ def _with_tensors(session: Session, key: object) -> Any:
     return _with_tensor(session, key) if is_plain or isinstance(key, torch.Tensor) else key
 
 
-def _with_tensor(session: Session, item: Any) -> object:
+def _with_tensor(session: Session, item: object) -> object:
     if isinstance(item, torch.Tensor) and item.dtype == torch.uint8 and not item.dim() and _tainted(session, item):
         return item != 0
-    if type(item) not in (list, tuple) or not item or not _is_of_numbers(item) or not _holds_data(session, item):
+    if not is_plain_sequence(item) or not item or not _is_of_numbers(item) or not _holds_data(session, item):
         return item
     return torch.stack([_as_tensor(session, part) for part in item])
 
 
-def _as_tensor(session: Session, item: Any) -> torch.Tensor:
-    if type(item) in (list, tuple):
+def _as_tensor(session: Session, item: object) -> torch.Tensor:
+    if is_plain_sequence(item):
         return torch.stack([_as_tensor(session, part) for part in item])
     if isinstance(item, torch.Tensor):
         return item if item.dtype == torch.int64 else item.to(torch.int64)
     return torch.scalar_tensor(item, dtype=torch.int64)
 
 
-def _is_of_numbers(item: Any) -> bool:
+def _is_of_numbers(item: object) -> bool:
     """Whether this is a whole number (one in a tensor, or staged), or a list or tuple of some however deep."""
-    if type(item) in (list, tuple):
+    if is_plain_sequence(item):
         return bool(item) and all(map(_is_of_numbers, item))
     if isinstance(item, torch.Tensor):
         return item.dim() == 0 and _is_index(item)
     return type(item) is int or (is_staged(item) and slot_of(item).type == INT)
 
 
-def _holds_data(session: Session, item: Any) -> bool:
-    if type(item) in (list, tuple):
+def _holds_data(session: Session, item: object) -> bool:
+    if is_plain_sequence(item):
         return any(_holds_data(session, part) for part in item)
     return is_staged(item) or (isinstance(item, torch.Tensor) and _tainted(session, item))
 
@@ -411,7 +415,7 @@ def _is_index(item: torch.Tensor) -> bool:
     return item.dtype in (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
-def _basic(session: Session, tensor: Any, key: Any) -> tuple[Any, Any]:
+def _basic(session: Session, tensor: torch.Tensor, key: object) -> tuple[torch.Tensor, tuple[object, ...] | None]:
     """The view that the numbers and slices of a key stand for, and what is left of the key (None: nothing)."""
     keys = list(key) if isinstance(key, tuple) else [key]
     used = sum(1 if not isinstance(k, torch.Tensor) or not _is_mask(k) else k.dim() for k in keys
@@ -419,7 +423,7 @@ def _basic(session: Session, tensor: Any, key: Any) -> tuple[Any, Any]:
     if not any(k is Ellipsis for k in keys):
         keys.append(Ellipsis)
     dim, view = 0, tensor
-    rest: list[Any] = []
+    rest: list[object] = []
     for item in keys:
         if item is Ellipsis:
             for _ in range(tensor.dim() - used):
@@ -455,15 +459,19 @@ def _is_mask(item: torch.Tensor) -> bool:
     return item.dtype in (torch.bool, torch.uint8)
 
 
-def _index(session: Session, value: Any) -> Any:
+def _index(session: Session, value: object) -> object:
     if isinstance(value, torch.Tensor):
         return session.item(value) if _tainted(session, value) else int(value)
-    return int(value) if _is_place(value) and not (is_staged(value) or is_sized(value)) else value
+    return (
+        int(value)
+        if isinstance(value, Integral) and _is_place(value) and not (is_staged(value) or is_sized(value))
+        else value
+    )
 
 
-def _differentiating(name: str) -> Callable[[object], object]:
-    def make(original: Any) -> Any:
-        def differentiate(*args: Any, **kwargs: Any) -> object:
+def _differentiating(name: str) -> Callable[[Method], Method]:
+    def make(original: Method) -> Method:
+        def differentiate(*args: object, **kwargs: object) -> object:
             session = _session()
             if session is None:
                 return original(*args, **kwargs)
@@ -474,8 +482,8 @@ def _differentiating(name: str) -> Callable[[object], object]:
     return make
 
 
-def _grad(original: Any) -> object:
-    def read(self: Any) -> Any:
+def _grad(original: Descriptor) -> property:
+    def read(self: torch.Tensor) -> object:
         session = _session()
         if session is None:
             return original.__get__(self, type(self))
@@ -484,8 +492,8 @@ def _grad(original: Any) -> object:
     return Getter(original, read)
 
 
-def _print(original: Any) -> object:
-    def show(*args: Any, **kwargs: Any) -> None:
+def _print(original: Method) -> Method:
+    def show(*args: object, **kwargs: object) -> None:
         session = _session()
         if session is None:
             original(*args, **kwargs)
@@ -495,7 +503,7 @@ def _print(original: Any) -> object:
     return show
 
 
-def _warn(original: Any) -> object:
+def _warn(original: Method) -> Method:
     def warn(*args: Any, **kwargs: Any) -> None:
         session = current.found()
         if session is None:
@@ -529,7 +537,7 @@ def _stays_as_it_is(self: object, name: str, value: object = _NEW) -> None:
         raise CannotMerge(f"`{name}` of a tensor is set on one path only", _NO_MORE, session.site())
 
 
-def _is_from_outside(recorder: Any, tensor: torch.Tensor) -> bool:
+def _is_from_outside(recorder: FakeRecorder, tensor: torch.Tensor) -> bool:
     """Whether the run found a tensor; it may have written to it since, which makes it another value of the graph."""
     if id(tensor) in recorder.roots.entries:
         return True
@@ -547,8 +555,8 @@ def _is_of_torch(cls: type, name: str) -> bool:
     return hasattr(type(found), "__set__") or callable(found)
 
 
-def _setattr(original: Any) -> Any:
-    def setattr_(self: Any, name: str, value: Any) -> None:
+def _setattr(original: Method) -> Method:
+    def setattr_(self: torch.Tensor, name: str, value: object) -> None:
         session = _session() if name == "grad" else None
         if session is not None and id(self) in session.recorder.roots.entries:
             session.gradients.put(session, self, value)
@@ -559,24 +567,24 @@ def _setattr(original: Any) -> Any:
     return setattr_
 
 
-def _delattr(original: Any) -> object:
-    def delattr_(self: Any, name: str) -> None:
+def _delattr(original: Method) -> Method:
+    def delattr_(self: torch.Tensor, name: str) -> None:
         _stays_as_it_is(self, name)
         original(self, name)
 
     return delattr_
 
 
-def _requires_grad(original: Any) -> object:
-    def requires_grad_(self: Any, requires_grad: bool = True) -> Any:
+def _requires_grad(original: Method) -> Method:
+    def requires_grad_(self: torch.Tensor, requires_grad: bool = True) -> object:
         _stays_as_it_is(self, "requires_grad", requires_grad)
         return original(self, requires_grad)
 
     return requires_grad_
 
 
-def _hooked(original: Any) -> object:
-    def register(self: Any, *args: Any, **kwargs: Any) -> object:
+def _hooked(original: Method) -> Method:
+    def register(self: torch.Tensor, *args: object, **kwargs: object) -> object:
         _stays_as_it_is(self, original.__name__)
         return original(self, *args, **kwargs)
 
@@ -587,7 +595,7 @@ def _hooked(original: Any) -> object:
 def answering() -> Iterator[None]:
     """Tensors answer for the session of this thread in the block."""
     tensor = torch.Tensor
-    made: dict[str, Callable[[Any], Any]] = {
+    made: dict[str, Callable[[Any], object]] = {
         "shape": _shape, "size": _size("size"), "stride": _size("stride"), "numel": _numel, "nelement": _numel,
         "nbytes": _nbytes,
         "__len__": _len, "item": _item, "__bool__": _truth, "__int__": _number(int), "__float__": _number(float),
