@@ -38,6 +38,10 @@ Thunk = Callable[[], Any]
 Get = Callable[[], tuple[Any, ...]]
 Set = Callable[[tuple[Any, ...]], None]
 Names = tuple[str, ...]
+Args = tuple[Any, ...]
+"""What a call of the program's gives by position, of whatever kind: the callee knows."""
+Kwargs = dict[str, Any]
+"""What a call of the program's gives by name."""
 
 
 def nothing() -> None:

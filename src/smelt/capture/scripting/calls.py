@@ -1,19 +1,13 @@
-"""Calls in a scripted program: functions run converted, torch's get marks for what a run knows, builtins are staged.
-
-Every Python function that is called runs in its converted form, a copy that nobody else sees.
-"""
+"""Calls in a scripted program: functions run converted, torch's get marks for what a run knows, builtins are staged."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import itertools
-import operator
 import re
-import sysconfig
 import types
 from collections.abc import Callable
-from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -21,97 +15,30 @@ import torch
 
 from smelt._torch.library.schemas import OPERATORS
 from smelt._torch.seen.module_call import CALL_OF_MODULES
-from smelt.capture.convert import CannotConvert, convert
+from smelt.capture.convert.runtime import Args, Kwargs
 from smelt.capture.reads.reads_values import home_of
-from smelt.capture.scripting import checks, quiet
-from smelt.capture.scripting.joining import joined
+from smelt.capture.scripting import quiet
+from smelt.capture.scripting.builtins import handler_of
+from smelt.capture.scripting.functions import TORCH, is_converted, run_builtin, run_converted
 from smelt.capture.scripting.making import made
 from smelt.capture.scripting.marking import mark
-from smelt.capture.scripting.session import DEEP, ScriptSession
-from smelt.capture.scripting.values import conversions, tensors
-from smelt.capture.scripting.values.casts import cast, is_legacy
-from smelt.capture.scripting.values.sequences import OpenTuple, PlainShape, ShapeObject, Spread
-from smelt.capture.scripting.values.types import TENSOR
+from smelt.capture.scripting.session import ScriptSession
+from smelt.capture.scripting.values import tensors
+from smelt.capture.scripting.values.casts import cast
+from smelt.capture.scripting.values.sequences import OpenTuple, ShapeObject, Spread
 from smelt.capture.staging import calls as staged
-from smelt.capture.staging.fakes.symbols import StagedBool, StagedObject, class_of, is_staged, slot_of
-from smelt.capture.staging.flow.iterables import StagedRange, StagedSequence, sequence_of
-from smelt.capture.staging.flow.stops import MEMBERS
-from smelt.capture.staging.objects.classes import CLASSES
+from smelt.capture.staging.fakes.symbols import StagedBool, is_staged, slot_of
 from smelt.capture.staging.objects.handlers import is_caught
 from smelt.capture.staging.texts import holds_staged
-from smelt.capture.staging.texts import own_text as staged_own_text
-from smelt.ir import ANY, INT, DictType, DType, ListType, TensorType, TupleType
+from smelt.capture.structure.plain import is_plain_sequence
+from smelt.ir import ANY
 from smelt.ops.python import in_python
 
 if TYPE_CHECKING:
     from smelt.capture.scripting.runtime import ScriptRuntime
 
-_TORCH = f"{Path(torch.__file__).parent.resolve()}/"
-_SMELT = f"{Path(__file__).resolve().parents[2]}/"
-_STDLIB = f"{Path(sysconfig.get_path('stdlib')).resolve()}/"
-# torch's Python code that asks tensors for what types may not tell.
-_CONVERTED = tuple(
-    f"{_TORCH}{p}" for p in (
-        "nn/", "functional.py", "_tensor.py", "utils/_contextlib.py", "distributions/", "ao/nn/quantized/dynamic/",
-    )
-)  # fmt: skip
-_IN_PYTHON = in_python.__file__
-_NOT_CONVERTED = (f"{_TORCH}nn/parameter.py", f"{_TORCH}nn/init.py")
 
-
-class Functions:
-    """The converted copies of functions."""
-
-    def __init__(self) -> None:
-        self.copies: dict[int, tuple[FunctionType, FunctionType]] = {}
-        self.codes: set[int] = set()
-        self.refused: dict[int, CannotConvert] = {}
-        self._keep: list[Any] = []
-
-    def of(self, function: FunctionType) -> FunctionType:
-        """What runs in place of a function."""
-        if id(function.__code__) in self.codes or not is_converted(function.__code__.co_filename):
-            return function
-        known = self.copies.get(id(function))
-        if known is not None and known[0] is function and known[2] is function.__code__:  # type: ignore[misc]
-            return known[1]
-        try:
-            made = convert(function)
-        except CannotConvert as refused:
-            self.refused[id(function.__code__)] = refused
-            return function
-        copy = FunctionType(
-            made.code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-        )
-        copy.__kwdefaults__ = function.__kwdefaults__
-        copy.__qualname__ = function.__qualname__
-        copy.__dict__.update(function.__dict__)
-        copy.__module__ = function.__module__
-        self.copies[id(function)] = (function, copy, function.__code__)  # type: ignore[assignment]
-        self._add(made.code)
-        return copy
-
-    def _add(self, code: types.CodeType) -> None:
-        self._keep.append(code)
-        self.codes.add(id(code))
-        for constant in code.co_consts:
-            if isinstance(constant, types.CodeType):
-                self._add(constant)
-
-
-@functools.lru_cache(maxsize=4096)
-def is_converted(filename: str) -> bool:
-    """Whether functions of a file run converted: the user's and libraries' own, and torch's that look at tensors."""
-    if filename.startswith(_TORCH):
-        return filename.startswith(_CONVERTED) and not filename.startswith(_NOT_CONVERTED)
-    if filename.startswith(_SMELT) or filename.startswith("<frozen"):
-        return filename == _IN_PYTHON
-    return not filename.startswith(_STDLIB) or "/site-packages/" in filename
-
-
-def call(
-    session: ScriptSession, runtime: ScriptRuntime, at: int, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def call(session: ScriptSession, runtime: ScriptRuntime, at: int, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """`fn(*args, **kwargs)`."""
     if any(isinstance(a, Spread) for a in args):
         args = _spread(session, fn, args)
@@ -120,7 +47,7 @@ def call(
     if session.iterators:
         for value in (*args, getattr(fn, "__self__", None)):
             session.check_iterator(value)
-    handler = _handler(fn)
+    handler = handler_of(fn)
     if handler is not None:
         found = handler(session, runtime, args, kwargs)
         if found is not NotImplemented:
@@ -137,7 +64,7 @@ def call(
             return _bound(session, fn.__self__, fn.__func__, args, kwargs)
         return call(session, runtime, at, fn.__func__, (fn.__self__, *args), kwargs)
     if isinstance(fn, FunctionType):
-        return _function(session, fn, args, kwargs)
+        return run_converted(session, fn, args, kwargs)
     if isinstance(fn, torch.nn.Module):
         return _module(session, runtime, at, fn, args, kwargs)
     if isinstance(fn, type):
@@ -159,7 +86,7 @@ def call(
     return staged.call(session, runtime, fn, args, kwargs)
 
 
-def _spread(session: ScriptSession, fn: object, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _spread(session: ScriptSession, fn: object, args: Args) -> Args:
     spread = [i for i, a in enumerate(args) if isinstance(a, Spread)]
     others = [a for i, a in enumerate(args) if i not in spread and not isinstance(a, torch.Tensor)]
     if len(spread) == 1 and not others and is_torch(fn):
@@ -182,53 +109,24 @@ def _spread(session: ScriptSession, fn: object, args: tuple[Any, ...]) -> tuple[
     return session.cannot("a list of dynamic length is unpacked into a call's arguments")
 
 
-def _callback(session: ScriptSession, value: object) -> Any:
+def _callback(session: ScriptSession, value: object) -> object:
     """A function that C code is going to call, converted."""
     if isinstance(value, FunctionType):
         return session.functions.of(value)
     return value
 
 
-def _function(session: ScriptSession, fn: FunctionType, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-    code = fn.__code__
-    session.depth += 1
-    session.running[code] = session.running.get(code, 0) + 1
-    try:
-        if min(session.running[code], session.recorder.depth) > session.most_recursion:
-            # As Python would further down, at a depth that depends on who called: what ends it depends on data.
-            session.too_deep += 1
-            if session.too_deep > session.most_ends:
-                session.cannot(f"{fn.__qualname__} calls itself more than once at each of its levels", DEEP)
-            error = RecursionError("maximum recursion depth exceeded")
-            session.raised.append(error)
-            raise error
-        if session.depth > session.most_depth:
-            session.cannot(
-                f"{fn.__qualname__} calls itself more than {session.most_depth} deep",
-                DEEP,
-            )
-        run = session.functions.of(fn)
-        return joined(session, fn, (args, kwargs), lambda: run(*args, **kwargs))
-    finally:
-        session.depth -= 1
-        session.running[code] -= 1
-        if not session.running[code]:
-            session.too_deep = 0
-
-
-def _bound(
-    session: ScriptSession, owner: object, fn: FunctionType, args: tuple[object, ...], kwargs: dict[str, object]
-) -> Any:
+def _bound(session: ScriptSession, owner: object, fn: FunctionType, args: Args, kwargs: Kwargs) -> Any:
     if isinstance(owner, torch.nn.Module) and fn.__name__ == "forward":
-        return _scoped(session, owner, lambda: _function(session, fn, (owner, *args), kwargs))
+        return _scoped(session, owner, lambda: run_converted(session, fn, (owner, *args), kwargs))
     if isinstance(owner, torch.Tensor) and not args and not kwargs:
         found = tensors.method(session, fn.__name__, owner, args, kwargs)
         if found is not NotImplemented:
             return found
-    return _function(session, fn, (owner, *args), kwargs)
+    return run_converted(session, fn, (owner, *args), kwargs)
 
 
-def _scoped(session: ScriptSession, module: torch.nn.Module, run: Callable[[], object]) -> Any:
+def _scoped(session: ScriptSession, module: torch.nn.Module, run: Callable[[], object]) -> object:
     scope = session.recorder.scope
     if scope.module is module:
         return run()
@@ -243,7 +141,9 @@ def _scoped(session: ScriptSession, module: torch.nn.Module, run: Callable[[], o
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def _module(session: ScriptSession, runtime: ScriptRuntime, at: int, module: Any, args: Any, kwargs: Any) -> Any:
+def _module(
+    session: ScriptSession, runtime: ScriptRuntime, at: int, module: torch.nn.Module, args: Args, kwargs: Kwargs
+) -> object:
     target = getattr(type(module), "smelt_target", None)
     source = vars(module).get("_source") if type(module).__module__.startswith("smelt.") else None
     if source is not None:
@@ -252,27 +152,27 @@ def _module(session: ScriptSession, runtime: ScriptRuntime, at: int, module: Any
         module = module.smelt_target
     if type(module).__call__ is not torch.nn.Module.__call__ and not hasattr(type(module).__call__, "__smelt_tracks__"):
         own: Any = type(module).__call__
-        filename = own.__code__.co_filename if isinstance(own, FunctionType) else _TORCH
-        if is_converted(filename) and not filename.startswith(_TORCH):
-            return _function(session, own, (module, *args), kwargs)
+        filename = own.__code__.co_filename if isinstance(own, FunctionType) else TORCH
+        if is_converted(filename) and not filename.startswith(TORCH):
+            return run_converted(session, own, (module, *args), kwargs)
     general = torch.nn.modules.module
     has_hooks = any(getattr(module, name, None) for name in _HOOKS) or any(
         getattr(general, f"_global{name}", None) for name in _HOOKS
     )
     if has_hooks:
         whole = CALL_OF_MODULES
-        return _scoped(session, module, lambda: _function(session, whole, (module, *args), kwargs))
+        return _scoped(session, module, lambda: run_converted(session, whole, (module, *args), kwargs))
     forward = module.forward
     return _scoped(session, module, lambda: call(session, runtime, at, forward, args, kwargs))
 
 
-def _instance(session: ScriptSession, runtime: ScriptRuntime, at: int, cls: Any, args: Any, kwargs: Any) -> Any:
+def _instance(session: ScriptSession, runtime: ScriptRuntime, at: int, cls: Any, args: Args, kwargs: Kwargs) -> object:
     init = cls.__init__
     is_error = issubclass(cls, BaseException) and not isinstance(cls.__new__, FunctionType)
     plain = type(cls).__call__ is type.__call__ and (cls.__new__ is object.__new__ or is_error)
     if plain and isinstance(init, FunctionType) and is_converted(init.__code__.co_filename):
         made = cls.__new__(cls, *args, **kwargs) if is_error else cls.__new__(cls)
-        _function(session, init, (made, *args), kwargs)
+        run_converted(session, init, (made, *args), kwargs)
         return made
     if home_of(cls).startswith("torch") and issubclass(cls, torch.autograd.Function):
         return cls(*args, **kwargs)
@@ -303,7 +203,7 @@ def is_torch(fn: object) -> bool:
 
 
 def torch_call(
-    session: ScriptSession, runtime: ScriptRuntime, fn: object, args: tuple[object, ...], kwargs: dict[str, object]
+    session: ScriptSession, runtime: ScriptRuntime, fn: Callable[..., object], args: Args, kwargs: Kwargs
 ) -> Any:
     """A call of torch's, with marks for what a run knows."""
     args = tuple(_narrowed(session, a) for a in args)
@@ -318,7 +218,7 @@ def torch_call(
     found = cast(session, runtime, name, tensor, rest, kwargs)
     if found is not NotImplemented:
         return found
-    found = made(session, functools.partial(_in_python, session, in_python.mapped), fn, args, kwargs)
+    found = made(session, functools.partial(run_builtin, session, in_python.mapped), fn, args, kwargs)
     if found is not NotImplemented:
         return found
     session.recorder.is_named = isinstance(fn, OPERATORS)
@@ -330,15 +230,15 @@ def torch_call(
         session.recorder.is_named = False
 
 
-def _narrowed(session: ScriptSession, value: Any) -> Any:
+def _narrowed(session: ScriptSession, value: object) -> object:
     """An argument with what is in it as this way knows it: a number where it is known not to be None."""
-    if type(value) not in (list, tuple):
+    if not is_plain_sequence(value):
         return session.narrowed(value)
     items = [_narrowed(session, item) for item in value]
     return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
 
 
-def _with_marks(session: ScriptSession, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+def _with_marks(session: ScriptSession, fn: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
     """The call with marks. Tensors are the numbers in them where torch takes nothing else."""
     try:
         return _of_kinds(session, fn, args, kwargs)
@@ -358,17 +258,17 @@ _WANTS_INTS = re.compile(r"\bints?\b.*FakeTensor|invalid combination of argument
 _OF_SIZES = (torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn)
 
 
-def _numbers_in(session: ScriptSession, value: Any, is_itself: bool) -> Any:
+def _numbers_in(session: ScriptSession, value: object, is_itself: bool) -> object:
     """A value with the number in each tensor that only a run knows, where it is or holds one."""
     if isinstance(value, torch.Tensor):
         return session.item(value) if is_itself and tensors.is_symbolic(session, value) else value
-    if type(value) not in (list, tuple, torch.Size):
+    if not (is_plain_sequence(value) or isinstance(value, torch.Size)):
         return value
     items = [_numbers_in(session, item, True) for item in value]
     return value if all(a is b for a, b in zip(items, value, strict=True)) else tuple(items)
 
 
-def _of_kinds(session: ScriptSession, fn: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+def _of_kinds(session: ScriptSession, fn: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
     """The call with marks. Numbers of unknown kind are ints where torch takes nothing else."""
     unknown = list({id(v): v for a in (*args, *kwargs.values()) for v in _of_any_kind(a)}.values())
     most = len(unknown) if len(unknown) <= _MOST_UNKNOWN else 0
@@ -397,408 +297,27 @@ def _of_kinds(session: ScriptSession, fn: Any, args: tuple[object, ...], kwargs:
 _MOST_UNKNOWN = 3  # values of unknown kind that are tried as ints, in one call
 
 
-def _of_any_kind(value: Any) -> list[Any]:
+def _of_any_kind(value: object) -> list[object]:
     if is_staged(value):
         return [value] if slot_of(value).type == ANY else []
     if isinstance(value, slice):
         value = (value.start, value.stop, value.step)
-    return [found for item in value for found in _of_any_kind(item)] if type(value) in (list, tuple) else []
+    return [found for item in value for found in _of_any_kind(item)] if is_plain_sequence(value) else []
 
 
-def _instead(known: dict[int, Any], value: Any) -> Any:
+def _instead(known: dict[int, object], value: object) -> object:
     if not known or isinstance(value, torch.Tensor):
         return value
-    if type(value) in (list, tuple):
+    if is_plain_sequence(value):
         return type(value)(_instead(known, item) for item in value)
     return known.get(id(value), value)
 
 
-def tensors_any() -> TensorType:
-    """The type of a tensor of which nothing is known."""
-    return TENSOR
-
-
-def given(session: ScriptSession, made: Any) -> Any:
+def given(session: ScriptSession, made: object) -> object:
     """What torch gave; a list of tensors whose length a run knows is a staged one."""
-    if type(made) in (list, tuple) and len(made) == 1 and id(made[0]) in session.recorder.listed:
+    if is_plain_sequence(made) and len(made) == 1 and id(made[0]) in session.recorder.listed:
         return OpenTuple(session.recorder.listed[id(made[0])])
     return made
-
-
-# --- builtins --------------------------------------------------------------------------------------------------------
-
-
-def _handler(fn: object) -> Any:
-    try:
-        return _HANDLERS.get(fn)
-    except TypeError:
-        return None
-
-
-def _len(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
-    (value,) = args
-    if isinstance(value, ShapeObject):
-        return session.rank(value.of) if value.of is not None else session.emit("py.len", value)
-    if isinstance(value, torch.Tensor) and tensors.is_symbolic(session, value):
-        if session.type_of(value).rank == 0:
-            raise TypeError("len() of a 0-d tensor")
-        return session.size(value, 0)
-    is_ours = is_staged(value) or isinstance(value, StagedSequence)
-    own = None if is_ours else getattr(type(value), "__len__", None)
-    return _function(session, own, (value,), {}) if isinstance(own, FunctionType) else NotImplemented
-
-
-def _getattr(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
-    try:
-        return runtime.getattr_(0, args[0], args[1])
-    except AttributeError:
-        if len(args) < 3:
-            raise
-        return args[2]
-
-
-def _setattr(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
-    return runtime.setattr_(0, *args)
-
-
-def _isinstance(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
-    value, classes = args
-    of_class = class_of(value)
-    if of_class is not None:
-        return isinstance(of_class(), classes)
-    if is_staged(value) and slot_of(value).type == ANY:
-        return session.cannot("the program reads the class of a value of unknown kind", "annotate the parameter")
-    if isinstance(value, torch.Tensor):
-        kinds = classes if isinstance(classes, tuple) else (classes,)
-        if session.type_of(value).dtype == DType.UNKNOWN and any(map(is_legacy, kinds)):
-            return _is_of_kinds(session, runtime, value, kinds)
-        takes_tensors = any(isinstance(k, type) and issubclass(torch.Tensor, k) for k in kinds)
-        if session.recorder.slot_of(value) in session.assumable and not takes_tensors:
-            return False
-        if tensors.is_symbolic(session, value):
-            return isinstance(torch.empty(0), classes)
-    return NotImplemented
-
-
-def _is_of_kinds(session: ScriptSession, runtime: ScriptRuntime, value: torch.Tensor, kinds: Any) -> Any:
-    """Whether a tensor whose element type a run knows is an instance of one of several classes."""
-    tests = [
-        (lambda k=k: session.emit("py.eq", session.attribute(value, "dtype"), k.dtype)) if is_legacy(k)
-        else (lambda k=k: _isinstance(session, runtime, (value, k), {}))
-        for k in kinds
-    ]  # fmt: skip
-    return runtime.or_(0, *tests)
-
-
-def _is_open(session: ScriptSession, items: object) -> bool:
-    """Whether only a run knows how many items there are."""
-    return not isinstance(items, (list, tuple, dict, str)) and sequence_of(session, items) is not None
-
-
-def _in_python(session: ScriptSession, function: Any, *args: Any) -> Any:
-    """A builtin as a function of the program's."""
-    return _function(session, function, args, {})
-
-
-def list_of(session: ScriptSession, items: object) -> Any:
-    """The items as a list of the graph."""
-    if isinstance(items, StagedObject) and isinstance(slot_of(items).type, ListType):
-        return items
-    return _in_python(session, in_python.listed, items)
-
-
-def _map(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
-    fn, *rest = args
-    if any(_is_open(session, r) for r in rest):
-        if len(rest) == 1:
-            return _in_python(session, in_python.mapped, fn, rest[0])
-        return _in_python(session, in_python.mapped_together, fn, runtime.call(0, zip, tuple(rest), {}))
-    # Taken as it is asked, as Python's: its lists may change until then.
-    return map(lambda *items: runtime.call(0, fn, items, {}), *rest)
-
-
-def _filter(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
-    fn, items = args
-    if _is_open(session, items):
-        return _in_python(session, in_python.filtered, fn, items)
-    keeps = bool if fn is None else lambda item: bool(runtime.call(0, fn, (item,), {}))
-    return filter(keeps, items)
-
-
-def _hasattr(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
-    value, name = args
-    if is_staged(value):
-        kind = slot_of(value).type
-        plain = {ListType: list, DictType: dict, TupleType: tuple}.get(type(kind)) or CLASSES.get(kind)
-        if plain is None and not hasattr(object, name):
-            session.cannot(
-                f"the program tests for {name} on a value that may be of any kind", "nothing says what it is"
-            )
-        return hasattr(class_of(value) or plain or object, name)
-    if isinstance(value, torch.Tensor) and name not in _OF_SOME and hasattr(torch.Tensor, name):
-        return True  # to read it would leave its sizes in the graph, of a tensor that may have another rank
-    if isinstance(value, torch.Tensor) and name in _OF_SOME:
-        with quiet.unwarned():
-            return hasattr(value, name)
-    return hasattr(value, name)
-
-
-# Attributes that some tensors refuse.
-_OF_SOME = ("imag", "H", "mH", "mT")
-
-
-def _range(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
-    for value in args:
-        if isinstance(value, torch.Tensor):
-            session.assume(value, INT)
-    return staged.call(session, runtime, range, tuple(map(session.index_of, args)), kwargs)
-
-
-def _tuple_or_list(kind: type) -> Any:
-    def make(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
-        if len(args) == 1 and isinstance(args[0], ShapeObject):
-            return session.emit("py.slice", args[0]) if kind is list else PlainShape(slot_of(args[0]), args[0].of)
-        if len(args) == 1 and isinstance(args[0], StagedSequence) and not isinstance(args[0], StagedRange):
-            found = list_of(session, args[0])
-            return found if kind is list or type(found) is not StagedObject else OpenTuple(slot_of(found))
-        if len(args) == 1 and kind is tuple and is_staged(args[0]) and isinstance(slot_of(args[0]).type, ListType):
-            return OpenTuple(slot_of(session.emit("py.slice", StagedObject(slot_of(args[0])))))
-        if len(args) == 1 and isinstance(args[0], torch.Tensor) and not session.type_of(args[0]).is_static:
-            return session.cannot("a tensor of open sizes becomes a list")
-        return NotImplemented
-
-    return make
-
-
-def _sorted(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
-    if not args or kwargs.get("key") is None or not _is_open(session, args[0]):
-        return NotImplemented
-    items = list_of(session, args[0])
-    keys = _in_python(session, in_python.mapped, kwargs["key"], items)
-    return session.emit("py.call", "list.sorted_by", items, keys, kwargs.get("reverse", False))
-
-
-def _best(fn: Any) -> Any:
-    """`min` and `max` of a list with a key, or with a default."""
-
-    def best(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
-        if len(args) != 1 or not _is_open(session, args[0]):
-            return NotImplemented
-        items = list_of(session, args[0])
-        if "default" in kwargs and not session.fork(slot_of(session.emit("py.gt", session.emit("py.len", items), 0))):
-            return kwargs["default"]
-        if kwargs.get("key") is None:
-            return session.emit(f"py.{fn.__name__}", items)
-        keys = _in_python(session, in_python.mapped, kwargs["key"], items)
-        found = session.emit(f"py.{fn.__name__}", keys)
-        return session.getitem(items, session.emit("py.call", "list.index", keys, found))
-
-    return best
-
-
-def _over(function: Any) -> Any:
-    """A builtin of one iterable."""
-
-    def run(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
-        if len(args) != 1 or kwargs or isinstance(args[0], StagedObject) or not _is_open(session, args[0]):
-            return NotImplemented
-        return _in_python(session, function, args[0])
-
-    return run
-
-
-def _dict_of(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
-    if len(args) != 1 or kwargs or not _is_open(session, args[0]):
-        return NotImplemented
-    if isinstance(args[0], StagedObject) and isinstance(slot_of(args[0]).type, DictType):
-        return NotImplemented
-    return _in_python(session, in_python.as_dict, args[0])
-
-
-def _dict_from_keys(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
-    if kwargs or not args or not _is_open(session, args[0]):
-        return NotImplemented
-    return _in_python(session, in_python.from_keys, *args)
-
-
-def _set(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
-    if len(args) == 1 and _is_open(session, args[0]):
-        session.cannot("a set is made of dynamic values", MEMBERS)
-    return NotImplemented
-
-
-def _sum(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
-    if not args or isinstance(args[0], StagedObject) or not _is_open(session, args[0]):
-        return NotImplemented
-    return runtime.call(0, sum, (list_of(session, args[0]), *args[1:]), kwargs)
-
-
-def _reversed(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
-    (items,) = args
-    if not _is_open(session, items):
-        return NotImplemented
-    if isinstance(items, StagedRange):
-        items = runtime.call(0, list, (items,), {})
-    return session.emit("py.call", "builtins.reversed", list_of(session, items))
-
-
-def _reduce(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
-    fn, items, *start = args
-    if not _is_open(session, items):
-        return NotImplemented
-    items = list_of(session, items)
-    if not start:
-        runtime.raise_if(
-            session.emit("py.eq", session.emit("py.len", items), 0),
-            lambda: TypeError("reduce() of empty iterable with no initial value"),
-        )
-        start, items = [session.getitem(items, 0)], session.emit("py.slice", items, 1)
-    return _in_python(session, in_python.reduced, fn, items, start[0])
-
-
-def _accumulate(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
-    if kwargs or not _is_open(session, args[0]):
-        return NotImplemented
-    return _in_python(session, in_python.running, list_of(session, args[0]), *(args[1:] or (operator.add,)))
-
-
-def _chain(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
-    if not any(_is_open(session, a) for a in args):
-        return NotImplemented
-    whole = session.listed(args[0])
-    for more in args[1:]:
-        whole = session.emit("py.concat", whole, session.listed(more))
-    return whole
-
-
-def _product(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
-    if len(args) != 2 or kwargs or not any(_is_open(session, a) for a in args):
-        return NotImplemented
-    return _in_python(session, in_python.pairs_of, args[0], list_of(session, args[1]))
-
-
-def _zip(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
-    if not kwargs or not any(_is_open(session, a) for a in args):
-        return NotImplemented
-    if not kwargs.get("strict"):
-        return runtime.call(0, zip, args, {})
-    lengths = [runtime.call(0, len, (a,), {}) for a in args]
-    for number, length in enumerate(lengths[1:], 2):
-        before = "argument 1" if number == 2 else f"arguments 1-{number - 1}"
-        for op, word in (("<", "shorter"), (">", "longer")):
-            test = runtime.compare(0, length, (op, lambda: lengths[0]))
-            if is_staged(test):
-                runtime.raise_if(
-                    test, lambda n=number, w=word, b=before: ValueError(f"zip() argument {n} is {w} than {b}")
-                )
-            elif test:
-                raise runtime._raised(ValueError(f"zip() argument {number} is {word} than {before}"))
-    return runtime.call(0, zip, args, {})
-
-
-def _is_scripting(session: ScriptSession, runtime: ScriptRuntime, args: object, kwargs: object) -> Any:
-    return False
-
-
-def _annotate(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
-    return args[1]
-
-
-class _Limits:
-    """`torch.finfo(x.dtype)` of an element type that a run knows."""
-
-    def __init__(self, session: ScriptSession, dtype: object, kind: object) -> None:
-        self._session, self._dtype, self._kind = session, dtype, kind
-
-    def __getattr__(self, name: str) -> object:
-        found = self._session.emit("py.call", f"dtype.{name}", self._dtype)
-        return self._session.emit("py.float" if self._kind is torch.finfo else "py.int", found)
-
-
-def _limits(kind: object) -> Any:
-    def make(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
-        given = args[0] if args else kwargs.get("type")
-        return _Limits(session, given, kind) if is_staged(given) else NotImplemented
-
-    return make
-
-
-def _pow(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
-    if len(args) == 3 and any(map(is_staged, args)):
-        return session.emit("py.call", "builtins.pow", *args)
-    return NotImplemented
-
-
-def _has_torch_function(session: ScriptSession, runtime: ScriptRuntime, args: object, kwargs: object) -> Any:
-    return False
-
-
-def _size(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: object) -> Any:
-    """`torch.Size(sizes)`, of sizes that only a run knows."""
-    if len(args) == 1 and isinstance(args[0], ShapeObject) and type(args[0]) is not PlainShape:
-        return args[0]
-    if len(args) == 1 and isinstance(args[0], StagedObject) and slot_of(args[0]).type == ListType(INT):
-        return ShapeObject(slot_of(args[0]))
-    return NotImplemented
-
-
-def own_text(value: object, name: str) -> FunctionType | None:
-    """The same for errors, too, whose texts hold what their arguments do."""
-    if isinstance(value, BaseException) and any(map(holds_staged, value.args)):
-        written = getattr(type(value), f"__{name}__")
-        if written in _TEXTS_OF_ERRORS:
-            return _TEXTS_OF_ERRORS[written]
-    return staged_own_text(value, name)
-
-
-# What writes the text of an exception, as functions that are converted.
-_TEXTS_OF_ERRORS: dict[Any, Any] = {
-    BaseException.__str__: in_python.error_text,
-    BaseException.__repr__: in_python.error_repr,
-    KeyError.__str__: in_python.key_error_text,
-}
-
-
-def text_of(session: ScriptSession, value: object) -> Any:
-    """`str(value)`, where what makes the text may be the program's own."""
-    own = own_text(value, "str")
-    return str(value) if own is None else _function(session, own, (value,), {})
-
-
-def shape_text(session: ScriptSession, value: object) -> Any:
-    """The text of sizes of an unknown rank, made of texts alone; None for anything else."""
-    if not isinstance(value, ShapeObject) or isinstance(value, PlainShape):
-        return None
-    return session.emit("py.join", "torch.Size(", session.emit("py.str", value), ")")
-
-
-def _str_of(kind: Any) -> Any:
-    def make(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
-        if len(args) == 1 and isinstance(args[0], ShapeObject):
-            text = shape_text(session, args[0])
-            return session.emit("py.str", session.as_in_program(args[0])) if text is None else text
-        own = own_text(args[0], kind.__name__) if len(args) == 1 and not kwargs else None
-        return NotImplemented if own is None else _function(session, own, args, {})
-
-    return make
-
-
-_HANDLERS: dict[Any, Callable[..., Any]] = {
-    sorted: _sorted, min: _best(min), max: _best(max), any: _over(in_python.any_of), all: _over(in_python.all_of),
-    dict: _dict_of, dict.fromkeys: _dict_from_keys, set: _set, frozenset: _set,
-    sum: _sum, reversed: _reversed, functools.reduce: _reduce, zip: _zip,
-    itertools.accumulate: _accumulate, itertools.chain: _chain, itertools.product: _product,
-    len: _len, getattr: _getattr, setattr: _setattr, hasattr: _hasattr, isinstance: _isinstance, map: _map,
-    filter: _filter, range: _range, list: _tuple_or_list(list), tuple: _tuple_or_list(tuple),
-    torch.Size: _size, str: _str_of(str), repr: _str_of(repr),
-    pow: _pow, torch.finfo: _limits(torch.finfo), torch.iinfo: _limits(torch.iinfo),
-    **checks.HANDLERS, **conversions.HANDLERS,
-    torch.jit.is_scripting: _is_scripting,
-    torch.jit.is_tracing: _is_scripting, torch.jit.annotate: _annotate,
-    torch.overrides.has_torch_function: _has_torch_function,
-    torch.overrides.has_torch_function_unary: _has_torch_function,
-    torch.overrides.has_torch_function_variadic: _has_torch_function,
-}  # fmt: skip
 
 
 _CHANGES = frozenset((
@@ -806,7 +325,7 @@ _CHANGES = frozenset((
 ))  # fmt: skip
 
 
-def _staged_method(session: ScriptSession, fn: object, args: Any, kwargs: Any) -> Any:
+def _staged_method(session: ScriptSession, fn: object, args: Args, kwargs: Kwargs) -> object:
     """A method of a plain string or list with staged arguments."""
     owner, name = getattr(fn, "__self__", None), getattr(fn, "__name__", "")
     if isinstance(owner, str) and (any(map(holds_staged, args)) or any(map(holds_staged, kwargs.values()))):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from smelt._torch.checks import CHECKS, UNTOLD, check_with
+from smelt.capture.convert.runtime import Args, Kwargs
 from smelt.capture.staging.fakes.symbols import StagedBool
 
 if TYPE_CHECKING:
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
     from smelt.capture.scripting.session import ScriptSession
 
 
-def _check(raised: type[Exception]) -> Callable[..., Any]:
-    def check(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
+def _check(raised: type[Exception]) -> Callable[..., object]:
+    def check(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
         given = {**dict(zip(("cond", "message"), args, strict=False)), **kwargs}
         test, message = given.get("cond"), given.get("message")
         if not isinstance(test, StagedBool):
@@ -29,10 +30,10 @@ def _check(raised: type[Exception]) -> Callable[..., Any]:
     return check
 
 
-def _check_with(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> object:
+def _check_with(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
     return _check(args[0])(session, runtime, args[1:], kwargs) if args else NotImplemented
 
 
-HANDLERS: dict[Any, Callable[..., Any]] = {check: _check(raised) for check, raised in CHECKS.items()}
+HANDLERS: dict[object, Callable[..., object]] = {check: _check(raised) for check, raised in CHECKS.items()}
 if check_with is not None:
     HANDLERS[check_with] = _check_with

@@ -9,7 +9,7 @@ Invariant: an operator computes only where everything it is given is known to Py
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -400,7 +400,7 @@ class ScriptRecorder(FakeRecorder):
         # Before they are given back: an `out=` may have got its size just now, which what it stands for has not.
         return [_type_of(r) for r in results], _each(_give_back(result, back), info)
 
-    def _refuse(self, error: Exception, info: OpInfo, args: Sequence[object], kwargs: dict[str, object]) -> None:
+    def _refuse(self, error: Exception, info: OpInfo, args: Sequence[object], kwargs: dict[str, object]) -> NoReturn:
         self.session.refuse(error, info, args, kwargs)
         raise error
 

@@ -41,7 +41,8 @@ from smelt.capture.recording.recorder import Slot
 from smelt.capture.recording.results import Result
 from smelt.capture.recording.scopes import Scope
 from smelt.capture.result import Captured, State, name_of, returned_objects
-from smelt.capture.scripting import calls
+from smelt.capture.scripting import builtins, calls
+from smelt.capture.scripting.functions import Functions, is_converted
 from smelt.capture.scripting.merging import ScriptMerger
 from smelt.capture.scripting.moving import HELD_VALUES, WHOLE_VALUES
 from smelt.capture.scripting.parameters import Parameters, parameters_of
@@ -286,7 +287,7 @@ class _Run:
         self.roots = reachable(fn, self.parameters.named_constants)
         self.session = ScriptSession(self.roots, Scope(self.roots.modules))
         session = self.session
-        session.functions, session.list_of, session.text_of = calls.Functions(), calls.list_of, calls.text_of
+        session.functions, session.list_of, session.text_of = Functions(), builtins.list_of, builtins.text_of
         session.forked, session.peeled, session.whole = learned.forked, learned.peeled, learned.whole
         session.joined, session.unjoined = learned.joined, learned.unjoined
         session.merge, session.budget = ScriptMerger, learned.budget
@@ -502,7 +503,7 @@ def _line_of(error: Exception | None) -> Span | None:
     found, trace = None, None if error is None else error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        if calls.is_converted(code.co_filename) and trace.tb_lineno:
+        if is_converted(code.co_filename) and trace.tb_lineno:
             found = Span(code.co_filename, trace.tb_lineno, code.co_qualname)
         trace = trace.tb_next
     return found

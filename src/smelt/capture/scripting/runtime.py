@@ -15,11 +15,13 @@ from typing import Any
 import torch
 
 from smelt.capture.convert.runtime import Get, Names, PlainRuntime, Set, Thunk, nothing
-from smelt.capture.scripting import calls, quiet
+from smelt.capture.scripting import builtins, calls, quiet
+from smelt.capture.scripting.functions import is_converted
 from smelt.capture.scripting.marking import mark
 from smelt.capture.scripting.session import ScriptSession
 from smelt.capture.scripting.values import tensors
 from smelt.capture.scripting.values.sequences import OpenTuple, PlainShape, ShapeObject, Spread
+from smelt.capture.scripting.values.types import TENSOR
 from smelt.capture.staging.fakes.symbols import StagedObject, class_of, is_staged, slot_of
 from smelt.capture.staging.flow import choices
 from smelt.capture.staging.flow.branches import branch, is_raised_by_user
@@ -110,9 +112,9 @@ class ScriptRuntime(StagingRuntime):
             return found
         if not hasattr(torch.Tensor, name) and not hasattr(tensor, name):
             if name in _LISTS:
-                session.assume(tensor, ListType(calls.tensors_any()))
+                session.assume(tensor, ListType(TENSOR))
             if name in _DICTS:
-                session.assume(tensor, DictType(STR, calls.tensors_any()))
+                session.assume(tensor, DictType(STR, TENSOR))
             slot = session.recorder.slot_of(tensor)
             if slot in session.assumable:
                 session.cannot(
@@ -170,7 +172,7 @@ class ScriptRuntime(StagingRuntime):
         session = self.session
         if isinstance(a, torch.Tensor) and type(b) is list:
             found = container_type(session, [b]) if not any(isinstance(x, torch.Tensor) for x in b) else None
-            session.assume(a, found or ListType(calls.tensors_any()))
+            session.assume(a, found or ListType(TENSOR))
         if isinstance(a, StagedObject):
             type_ = slot_of(a).type
             is_items = not isinstance(b, torch.Tensor) and not session.is_number(slot_of(b) if is_staged(b) else b)
@@ -184,7 +186,7 @@ class ScriptRuntime(StagingRuntime):
             a, b = map(self.session.settled, (a, b))
             name = BY_SYMBOL[op].in_place_method
             own = getattr(type(a), name, None)
-            if isinstance(own, FunctionType) and calls.is_converted(own.__code__.co_filename):
+            if isinstance(own, FunctionType) and is_converted(own.__code__.co_filename):
                 found = calls.call(self.session, self, at, MethodType(own, a), (b,), {})
                 if found is not NotImplemented:
                     return found
@@ -231,7 +233,7 @@ class ScriptRuntime(StagingRuntime):
             if isinstance(owner, (torch.Tensor, int, float, str, list, tuple, dict)) or is_staged(owner):
                 continue
             own = getattr(type(owner), method, None)
-            if isinstance(own, FunctionType) and calls.is_converted(own.__code__.co_filename):
+            if isinstance(own, FunctionType) and is_converted(own.__code__.co_filename):
                 found = calls.call(self.session, self, at, MethodType(own, owner), (other,), {})
                 if found is not NotImplemented:
                     return found
@@ -308,11 +310,11 @@ class ScriptRuntime(StagingRuntime):
             c = self.session.settled(c)
             own: Any = getattr(type(c), "__contains__", None)
             is_own = isinstance(own, FunctionType) and not isinstance(c, torch.Tensor) and not is_staged(c)
-            if is_own and calls.is_converted(own.__code__.co_filename):
+            if is_own and is_converted(own.__code__.co_filename):
                 return calls.call(self.session, self, at, MethodType(own, c), (item,), {})
             if isinstance(c, torch.Tensor):
                 if isinstance(item, str):
-                    self.session.assume(c, DictType(STR, calls.tensors_any()))
+                    self.session.assume(c, DictType(STR, TENSOR))
                 if tensors.is_symbolic(self.session, c):
                     return self.session.item((_PLAIN.compare(0, c, ("==", lambda: mark(self.session, item)))).any())
             if is_staged(item) and isinstance(c, (set, frozenset)):
@@ -333,7 +335,7 @@ class ScriptRuntime(StagingRuntime):
                 k = slice(*map(session.settled, (k.start, k.stop, k.step)))
             if isinstance(o, torch.Tensor):
                 if isinstance(k, str):
-                    session.assume(o, DictType(STR, calls.tensors_any()))
+                    session.assume(o, DictType(STR, TENSOR))
                 if tensors.needs_care(session, o, k):
                     return tensors.index(session, o, k)
                 with quiet.unwarned():
@@ -357,7 +359,7 @@ class ScriptRuntime(StagingRuntime):
                     return session.getitem(o, key)
                 return session.getitem(o, key)
             own = getattr(type(o), "__getitem__", None)
-            if isinstance(own, FunctionType) and calls.is_converted(own.__code__.co_filename):
+            if isinstance(own, FunctionType) and is_converted(own.__code__.co_filename):
                 return calls.call(session, self, at, MethodType(own, o), (k,), {})
             return super().getitem(at, o, k)
         except Exception as error:
@@ -377,7 +379,7 @@ class ScriptRuntime(StagingRuntime):
                         o[k] = v
                 return
             own = getattr(type(o), "__setitem__", None)
-            if isinstance(own, FunctionType) and calls.is_converted(own.__code__.co_filename):
+            if isinstance(own, FunctionType) and is_converted(own.__code__.co_filename):
                 calls.call(session, self, at, MethodType(own, o), (k, v), {})
                 return
             if type(o) in (list, dict):
@@ -460,11 +462,11 @@ class ScriptRuntime(StagingRuntime):
 
     def format_value(self, at: int, v: object, conversion: str | None, spec: object) -> Any:
         try:
-            text = calls.shape_text(self.session, v)
+            text = builtins.shape_text(self.session, v)
             v = self.session.as_in_program(v) if text is None else text
             no_format = getattr(type(v), "__format__", None) is object.__format__
             is_plain = conversion in ("r", "s") or (conversion is None and no_format)
-            own = calls.own_text(v, "repr" if conversion == "r" else "str") if is_plain else None
+            own = builtins.own_text(v, "repr" if conversion == "r" else "str") if is_plain else None
             if own is not None and (conversion is not None or (type(spec) is str and not spec)):
                 v, conversion = self.call(at, own, (v,), {}), None
             return super().format_value(at, v, conversion, spec)
@@ -559,8 +561,8 @@ class _Unpacked:
         if at < 0 or code[at] not in (_UNPACK, _UNPACK_STARRED):
             session.cannot("a sequence of dynamic length is unpacked")
         if isinstance(self.items, StagedObject) and isinstance(slot_of(self.items).type, DictType):
-            self.items = calls.list_of(session, self.items)
-        length = calls._len(session, self.runtime, (self.items,), {})
+            self.items = builtins.list_of(session, self.items)
+        length = builtins._len(session, self.runtime, (self.items,), {})
         length = session.emit("py.len", self.items) if length is NotImplemented else length
         if code[at] == _UNPACK:
             return self._all(length, code[at + 1])
@@ -578,7 +580,7 @@ class _Unpacked:
         self._check("lt", length, count, f"not enough values to unpack (expected at least {count}, got ")
         end = self.runtime.binop(0, "-", length, after)
         if isinstance(items, torch.Tensor):
-            rest = calls.list_of(session, self.runtime.getitem(0, items, slice(before, end)))
+            rest = builtins.list_of(session, self.runtime.getitem(0, items, slice(before, end)))
         elif isinstance(slot_of(items).type, ListType):
             rest = StagedObject(slot_of(session.emit("py.slice", items, before, end)))
         else:
@@ -630,7 +632,7 @@ def _property(o: object, name: str, kind: str = "fget") -> object:
             continue
         if isinstance(found, property):
             function = getattr(found, kind)
-            is_own = isinstance(function, FunctionType) and calls.is_converted(function.__code__.co_filename)
+            is_own = isinstance(function, FunctionType) and is_converted(function.__code__.co_filename)
             return function if is_own else None
         if isinstance(found, MemberDescriptorType):
             return None

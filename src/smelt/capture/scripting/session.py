@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from types import CodeType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -247,7 +247,7 @@ class ScriptSession(Session):
             test = wrap(found)
         return test if answers[0] else self.emit("py.not_", test)
 
-    def broken(self, error: Exception) -> Any:
+    def broken(self, error: Exception) -> NoReturn:
         """End the run for an error of Smelt's own steps. Raises: CannotStage."""
         if isinstance(error, RecursionError):
             # Python has no room left for them: the program's calls took it.
@@ -270,7 +270,7 @@ class ScriptSession(Session):
         """The parameters that a value is, or out of which it was taken."""
         return {one for one, _ in sources(self, slot) if one in self.params}
 
-    def unmerge(self, why: object) -> None:
+    def unmerge(self, why: object) -> NoReturn:
         if isinstance(why, tuple) and why[0] == "element":
             self.cannot("`is` on a container element is not supported", WHOLE_VALUES)
         super().unmerge(why)

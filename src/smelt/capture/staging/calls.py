@@ -8,17 +8,17 @@ import math
 import operator
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from types import BuiltinMethodType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
 from smelt._torch.library.recurrent import pad_packed
 from smelt._torch.library.schemas import find_overload
 from smelt._torch.seen.dispatch import unseen
-from smelt.capture.convert.runtime import Runtime, current
+from smelt.capture.convert.runtime import Args, Kwargs, Runtime, Thunk, current
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import called, computed, is_sized, number_of
 from smelt.capture.staging.draws import drawn
@@ -40,12 +40,15 @@ from smelt.capture.staging.texts import (
 )
 from smelt.capture.staging.warned import record_warning
 from smelt.diag import limits
-from smelt.ir import BOOL, FLOAT, INT, DictType, ListType, TensorType, TupleType
+from smelt.ir import BOOL, FLOAT, INT, DictType, ListType, TensorType, TupleType, Type
 from smelt.ops.python.python_calls import is_callable_by_name
 from smelt.ops.python.python_draws import draw_name
 
 if TYPE_CHECKING:
     from smelt.capture.staging.session import Session
+
+Handler = Callable[["Session", Runtime, Args, Kwargs], object]
+"""What answers for a call of a builtin whose arguments may depend on data."""
 
 _WARN = warnings.warn  # staged runs have another one there
 # What can be gone over without a change to it that others would see, or that Python itself would go over just so.
@@ -65,7 +68,7 @@ _ASKING = ("equal", "allclose", "is_nonzero")
 _OF_ITEMS = frozenset(map(id, (torch.tensor, torch.as_tensor, torch.scalar_tensor)))
 
 
-def call(session: Session, runtime: Runtime, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call(session: Session, runtime: Runtime, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """`fn(*args, **kwargs)`, where what depends on data becomes an operator of the graph."""
     if type(fn) is BuiltinMethodType and _is_operator(session, fn, args, kwargs):
         return fn(*args, **kwargs)
@@ -137,7 +140,7 @@ def call(session: Session, runtime: Runtime, fn: Any, args: tuple[Any, ...], kwa
     return fn(*args, **kwargs)
 
 
-def _is_operator(session: Session, fn: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+def _is_operator(session: Session, fn: Any, args: Args, kwargs: Kwargs) -> bool:
     """Whether a tensor's method is given nothing but tensors and numbers, of which `call` changes nothing."""
     if not isinstance(fn.__self__, torch.Tensor) or session.copies.copied or session.picked:
         return False
@@ -163,15 +166,15 @@ def called_here(session: Session, fn: object) -> object:
     return functools.partial(record_warning, session) if fn is _WARN else fn
 
 
-def _is_open_range(value: object) -> bool:
+def _is_open_range(value: object) -> TypeGuard[StagedRange]:
     return isinstance(value, StagedRange) and value.known_length() is None
 
 
-def _number(session: Session, value: object) -> Any:
+def _number(session: Session, value: object) -> object:
     return session.item(value) if isinstance(value, torch.Tensor) and is_data(session, value) else value
 
 
-def _for_torch(session: Session, value: object, fn: object) -> Any:
+def _for_torch(session: Session, value: object, fn: object) -> object:
     """A staged list of tensors as an argument of torch's: a list of one tensor that stands for all."""
     if not isinstance(value, StagedObject):
         return value
@@ -188,7 +191,7 @@ def _for_torch(session: Session, value: object, fn: object) -> Any:
 
 def _tensor(
     session: Session, data: object, dtype: object = None, device: object = None, requires_grad: bool = False
-) -> Any:
+) -> torch.Tensor:
     if isinstance(data, (list, tuple)):
         parts = [_tensor(session, item, dtype, device) for item in data]
         kinds = {part.dtype for part in parts}
@@ -203,15 +206,18 @@ def _tensor(
         return made if device is None else made.to(device)
     if isinstance(data, StagedObject):
         session.cannot(f"a tensor is made of a traced {slot_of(data).type}")
-    plain: dict[type, Any] = {bool: BOOL, int: INT, float: FLOAT}
-    kind: Any = slot_of(data).type if is_staged(data) else plain.get(type(at_hand(number_of(data))))
-    found = {BOOL: torch.bool, INT: torch.int64, FLOAT: torch.get_default_dtype()}.get(kind)
+    plain: dict[type, Type] = {bool: BOOL, int: INT, float: FLOAT}
+    kind = slot_of(data).type if is_staged(data) else plain.get(type(at_hand(number_of(data))))
+    dtypes: dict[Type | None, torch.dtype] = {
+        BOOL: torch.bool, INT: torch.int64, FLOAT: torch.get_default_dtype(),
+    }  # fmt: skip
+    found = dtypes.get(kind)
     if requires_grad or found is None:
         session.cannot("a tensor is made of a traced value")
     return torch.scalar_tensor(data, dtype=dtype or found, device=device)
 
 
-_OF_NUMBERS: dict[Any, tuple[str, torch.dtype]] = {
+_OF_NUMBERS: dict[Type | None, tuple[str, torch.dtype]] = {
     BOOL: ("torch.BoolTensor", torch.bool), INT: ("torch.LongTensor", torch.int64),
     FLOAT: ("torch.DoubleTensor", torch.float64),
 }  # fmt: skip
@@ -237,7 +243,7 @@ def _tensor_of_numbers(session: Session, data: StagedObject, dtype: object) -> t
 # --- builtins --------------------------------------------------------------------------------------------------------
 
 
-def record_print(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+def record_print(session: Session, runtime: Runtime, args: Args, kwargs: Kwargs) -> None:
     file = kwargs.pop("file", None)
     kwargs = {k: v for k, v in kwargs.items() if v is not None}
     if (sys.stdout, sys.stderr) != session.streams or (file is not None and file not in session.streams):
@@ -251,11 +257,11 @@ def record_print(session: Session, runtime: Runtime, args: tuple[object, ...], k
     session.statement("py.print", *shown, **kwargs)
 
 
-def _warn(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+def _warn(session: Session, runtime: Runtime, args: Args, kwargs: Kwargs) -> None:
     record_warning(session, *args, **kwargs)
 
 
-def _len(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _len(session: Session, runtime: Runtime, args: Args, kwargs: Kwargs) -> object:
     (value,) = args
     if isinstance(value, StagedSequence):
         return value.length()
@@ -267,8 +273,8 @@ def _len(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict
     return len(value)
 
 
-def _conversion(kind: type) -> Callable[..., Any]:
-    def convert(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
+def _conversion(kind: type) -> Handler:
+    def convert(session: Session, runtime: Runtime, args: Args, kwargs: Kwargs) -> object:
         if not args or kwargs or not any(is_data(session, a) for a in args):
             if len(args) == 1 and not kwargs and is_sized(args[0]) and kind in (int, float):
                 return computed(f"py.{kind.__name__}", args[0])
@@ -285,8 +291,8 @@ def _conversion(kind: type) -> Callable[..., Any]:
     return convert
 
 
-def _texts(name: str) -> Callable[..., object]:
-    def make(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+def _texts(name: str) -> Handler:
+    def make(session: Session, runtime: Runtime, args: Args, kwargs: Kwargs) -> object:
         if len(args) != 1 or kwargs:
             return (str if name == "str" else repr)(*args, **kwargs)
         return text_of(session, runtime, args[0], name)
@@ -294,7 +300,7 @@ def _texts(name: str) -> Callable[..., object]:
     return make
 
 
-def _range(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _range(session: Session, runtime: Runtime, args: Args, kwargs: Kwargs) -> object:
     if not any(is_data(session, a) or is_sized(a) for a in args):
         return range(*args, **kwargs)
     bounds = [_number(session, a) for a in args]
@@ -303,8 +309,8 @@ def _range(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: di
     return StagedRange(session, bounds[0], bounds[1], bounds[2] if len(bounds) == 3 else 1)
 
 
-def _extreme(fn: Any, op: str) -> Callable[..., object]:
-    def extreme(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _extreme(fn: Callable[..., object], op: str) -> Handler:
+    def extreme(session: Session, runtime: Runtime, args: Args, kwargs: Kwargs) -> object:
         if len(args) == 1 and isinstance(args[0], StagedRange):
             args = (_HANDLERS[list](session, runtime, args, {}),)
         if len(args) == 1 and isinstance(args[0], StagedObject) and not kwargs:
@@ -325,18 +331,18 @@ def _extreme(fn: Any, op: str) -> Callable[..., object]:
     return extreme
 
 
-def _both(a: object, b: object) -> tuple[Callable[[], Any], Callable[[], Any]]:
+def _both(a: object, b: object) -> tuple[Thunk, Thunk]:
     return (lambda: a), (lambda: b)
 
 
-def _sum(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _sum(session: Session, runtime: Runtime, args: Args, kwargs: Kwargs) -> object:
     if args and isinstance(args[0], StagedObject):
         return session.emit("py.sum", *args, **kwargs)
     return sum(*args, **kwargs)
 
 
-def _fold(fn: Any, stops_at: bool) -> Callable[..., object]:
-    def fold(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _fold(fn: Callable[..., object], stops_at: bool) -> Handler:
+    def fold(session: Session, runtime: Runtime, args: Args, kwargs: Kwargs) -> object:
         (values,) = args
         if isinstance(values, StagedObject):
             return session.emit("py.call", f"builtins.{fn.__name__}", values)
@@ -348,7 +354,7 @@ def _fold(fn: Any, stops_at: bool) -> Callable[..., object]:
     return fold
 
 
-def _isinstance(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _isinstance(session: Session, runtime: Runtime, args: Args, kwargs: Kwargs) -> object:
     value, classes = args
     if not is_staged(value):
         return isinstance(value, classes)
@@ -360,14 +366,14 @@ def _isinstance(session: Session, runtime: Runtime, args: tuple[Any, ...], kwarg
     return issubclass(kind, classes)
 
 
-def _type(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+def _type(session: Session, runtime: Runtime, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 1 or kwargs:
         return type(*args, **kwargs)
     return class_of(session, args[0])
 
 
-def _listing(kind: type) -> Callable[..., object]:
-    def make(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
+def _listing(kind: type) -> Handler:
+    def make(session: Session, runtime: Runtime, args: Args, kwargs: Kwargs) -> object:
         value = args[0] if args else ()
         if isinstance(value, Once):
             whole = value.take()
@@ -385,7 +391,7 @@ def _listing(kind: type) -> Callable[..., object]:
     return make
 
 
-def _enumerate(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _enumerate(session: Session, runtime: Runtime, args: Args, kwargs: Kwargs) -> object:
     sequence = sequence_of(session, args[0])
     if sequence is None:
         return enumerate(*args, **kwargs)
@@ -393,7 +399,7 @@ def _enumerate(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs
     return Zipped(session, [Count(start), sequence])
 
 
-def _reversed(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _reversed(session: Session, runtime: Runtime, args: Args, kwargs: Kwargs) -> object:
     (items,) = args
     if not isinstance(items, StagedObject) or not isinstance(slot_of(items).type, ListType):
         return reversed(items)
@@ -401,7 +407,7 @@ def _reversed(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs:
     return Once(session, sequence_of(session, backward), lambda: iter(backward))
 
 
-def _are_as_long(session: Session, sequences: Sequence[Any], given: Sequence[Any]) -> bool:
+def _are_as_long(session: Session, sequences: Sequence[StagedSequence | None], given: Args) -> bool:
     """Whether all that is gone over is of one length, whatever the data and sizes are."""
     if any(s is None and not isinstance(a, _SIZED) for s, a in zip(sequences, given, strict=True)):
         return False
@@ -409,7 +415,7 @@ def _are_as_long(session: Session, sequences: Sequence[Any], given: Sequence[Any
     return all(type(n) is type(lengths[0]) and n == lengths[0] for n in lengths)
 
 
-def _zip(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
+def _zip(session: Session, runtime: Runtime, args: Args, kwargs: Kwargs) -> object:
     sequences = [sequence_of(session, a) for a in args]
     if all(s is None for s in sequences):
         return zip(*args, **kwargs)  # noqa: B905
@@ -419,7 +425,7 @@ def _zip(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: d
     has_unsized = any(s is None and not isinstance(a, _SIZED) for s, a in zip(sequences, args, strict=True))
     lengths = [_length(s, a) if has_unsized else None for s, a in zip(sequences, args, strict=True)]
     shortest = min((length for length in lengths if length is not None), default=None)
-    parts: list[Any] = []
+    parts: list[StagedSequence | list[object]] = []
     for sequence, given in zip(sequences, args, strict=True):
         # The first that has no more items ends it: those before that one have been asked for theirs.
         is_asked = shortest is not None and shortest not in lengths[: len(parts)]
@@ -433,14 +439,14 @@ def _length(sequence: StagedSequence | None, given: object) -> int | None:
     return len(given) if isinstance(given, _SIZED) else None
 
 
-def _taken(session: Session, given: Any, shortest: int | None, is_asked: bool) -> list[Any]:
+def _taken(session: Session, given: Iterable[object], shortest: int | None, is_asked: bool) -> list[object]:
     """What `zip` takes of something that Python goes over: all, or as much as the shortest of the others is long."""
     if isinstance(given, _SIZED):
         return list(given)
     return all_of(session, given) if shortest is None else list(islice(given, shortest + is_asked))
 
 
-def all_of(session: Session, given: Any) -> list[Any]:
+def all_of(session: Session, given: Iterable[object]) -> list[object]:
     """All that an iterator gives. Raises: CannotStage for one that may have no end."""
     found = list(islice(given, _MOST_TAKEN + 1))
     if len(found) > _MOST_TAKEN:
@@ -449,7 +455,7 @@ def all_of(session: Session, given: Any) -> list[Any]:
     return found
 
 
-def _sorted(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _sorted(session: Session, runtime: Runtime, args: Args, kwargs: Kwargs) -> object:
     key, reverse = kwargs.get("key"), kwargs.get("reverse", False)
     items: Any = args[0] if args else None
     if len(args) == 1 and type(items) in _KNOWN and not kwargs.keys() - {"key", "reverse"}:
@@ -464,19 +470,19 @@ def _sorted(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: d
     return session.emit("py.call", "list.sorted_by", items, items, reverse)
 
 
-def _next(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _next(session: Session, runtime: Runtime, args: Args, kwargs: Kwargs) -> object:
     if session.recorder.depth:
         session.cannot("an iterator is advanced on one path only")
     return next(*args, **kwargs)
 
 
-def _divmod(session: Session, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _divmod(session: Session, runtime: Runtime, args: Args, kwargs: Kwargs) -> object:
     if any(map(is_staged, args)):
         return tuple(unpacked(session, session.emit("py.call", "builtins.divmod", *args)))
     return divmod(args[0], args[1])
 
 
-def _pad_packed(session: Session, runtime: Runtime, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
+def _pad_packed(session: Session, runtime: Runtime, args: Args, kwargs: Kwargs) -> object:
     """To a number of steps that torch's own function takes as a plain number only."""
     if kwargs or not any(is_staged(arg) or is_sized(arg) for arg in args):
         return pad_packed(*args, **kwargs)
@@ -484,7 +490,7 @@ def _pad_packed(session: Session, runtime: Runtime, args: tuple[object, ...], kw
         return session.recorder.record(find_overload("aten._pad_packed_sequence.default"), args, {})
 
 
-_HANDLERS: dict[Any, Callable[..., Any]] = {
+_HANDLERS: dict[object, Handler] = {
     pad_packed: _pad_packed,
     builtins.print: record_print, len: _len, int: _conversion(int), float: _conversion(float), bool: _conversion(bool),
     complex: _conversion(complex), str: _texts("str"), repr: _texts("repr"), range: _range, min: _extreme(min, "<"),
@@ -497,7 +503,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
 # --- methods ---------------------------------------------------------------------------------------------------------
 
 
-def unpacked(session: Session, value: StagedObject) -> Sequence[Any]:
+def unpacked(session: Session, value: StagedObject) -> Sequence[object]:
     """The items of a traced tuple."""
     type_ = slot_of(value).type
     if not isinstance(type_, TupleType):
@@ -505,13 +511,13 @@ def unpacked(session: Session, value: StagedObject) -> Sequence[Any]:
     return [session.emit("py.getitem", value, i) for i in range(len(type_.elements))]
 
 
-def method(session: Session, value: StagedObject, name: str) -> Any:
+def method(session: Session, value: StagedObject, name: str) -> Callable[..., object]:
     """A bound method of a traced value."""
     type_ = slot_of(value).type
     kind = "list" if isinstance(type_, ListType) else "dict" if isinstance(type_, DictType) else str(type_)
     changing = {"list": _LIST_CHANGES, "dict": _DICT_CHANGES}.get(kind, {})
 
-    def bound(*args: object, **kwargs: object) -> Any:
+    def bound(*args: object, **kwargs: object) -> object:
         if name in changing:
             session.check_change(value)
             session.resized += name not in ("reverse", "sort")
@@ -532,7 +538,7 @@ def _append(session: Session, items: StagedObject, value: object) -> None:
     items.slot = slot_of(session.emit("py.append", items, value))
 
 
-def extend(session: Session, items: StagedObject, more: Any) -> None:
+def extend(session: Session, items: StagedObject, more: object) -> None:
     """`items.extend(more)`, and `items += more`, which takes whatever can be gone over, too."""
     if _is_open_range(more):
         more = more.listed()
@@ -544,7 +550,7 @@ def extend(session: Session, items: StagedObject, more: Any) -> None:
     items.slot = slot_of(session.emit("py.concat", items, more))
 
 
-def _pop(session: Session, items: StagedObject, index: object = -1) -> Any:
+def _pop(session: Session, items: StagedObject, index: object = -1) -> object:
     rest, value = session.emit("py.pop", items, index)
     items.slot = slot_of(rest)
     return value
@@ -572,7 +578,7 @@ def _clear(session: Session, items: StagedObject) -> None:
     items.slot = slot_of(session.emit("py.slice", items, 0, 0))
 
 
-def _pop_key(session: Session, items: StagedObject, key: object, *default: object) -> Any:
+def _pop_key(session: Session, items: StagedObject, key: object, *default: object) -> object:
     """`dict.pop`: with a default the key need not be there."""
     if default and not session.fork(slot_of(session.emit("py.in_", key, items))):
         return default[0]
@@ -581,13 +587,13 @@ def _pop_key(session: Session, items: StagedObject, key: object, *default: objec
     return value
 
 
-def _set_default(session: Session, items: StagedObject, key: object, value: object = None) -> Any:
+def _set_default(session: Session, items: StagedObject, key: object, value: object = None) -> object:
     if not session.fork(slot_of(session.emit("py.in_", key, items))):
         items.slot = slot_of(session.emit("py.setitem", items, key, value))
     return session.emit("py.getitem", items, key)
 
 
-def _update(session: Session, items: StagedObject, *more: Any, **named: Any) -> None:
+def _update(session: Session, items: StagedObject, *more: object, **named: object) -> None:
     for given in (*more, named):
         if not isinstance(given, dict):
             session.cannot("a dict is updated with a dynamic value")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import thread_time
 from types import CodeType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 
@@ -168,7 +168,7 @@ class Recording:
         """Where the program stands."""
         return self.raised_at or self.recorder._find_site(2)
 
-    def cannot(self, what: str, why: str = NO_FORM) -> Any:
+    def cannot(self, what: str, why: str = NO_FORM) -> NoReturn:
         """End the staged run. Raises: CannotStage."""
         raise CannotStage(what, why, self.site())
 
@@ -178,7 +178,7 @@ class Recording:
             why = "the program has too many paths, or paths that are too long"
             raise Exhausted(TOO_LONG, why, site or self.site())
 
-    def unmerge(self, why: object) -> None:
+    def unmerge(self, why: object) -> NoReturn:
         """Start again without merging at a place, because what was merged is not one value. Raises: Again."""
         kind, key = why if isinstance(why, tuple) and len(why) == 2 else ("", None)
         if kind == "fork":
@@ -309,7 +309,7 @@ class Recording:
             found = self.size_slots[key] = SizeSlot(self.size_trace, number)
         return found
 
-    def spread_names(self, table: StagedObject) -> Any:
+    def spread_names(self, table: StagedObject) -> NoReturn:
         """The names of arguments that only a run knows. Raises: Again where a branch made them so; CannotStage."""
         if self.staged_at and self.staged_at[-1] not in self.forked:
             raise Again(fork=self.staged_at[-1])
@@ -390,7 +390,7 @@ class Recording:
         worlds = []
         sizes_like = None if like is None or like.dim() != len(type_.shape or ()) else tuple(like.shape)
         strides_like = None if sizes_like is None else like.stride()  # type: ignore[union-attr]
-        is_varied = any(isinstance(d, UnknownDim) for d in (*type_.shape, *(type_.strides or ())))  # type: ignore[misc]
+        is_varied = any(isinstance(d, UnknownDim) for d in (*type_.shape, *(type_.strides or ())))
         if numbers is None or not is_varied:
             numbers = self.examples.ints(5) if is_varied else (5,)
         for world in range(WORLDS if is_varied else 1):

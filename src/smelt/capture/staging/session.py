@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log2
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -485,7 +485,7 @@ class Session(Reading):
                 raise Again(convert=frame.f_code)
             frame = frame.f_back
 
-    def end(self) -> Any:
+    def end(self) -> NoReturn:
         """The program never gets further on this path. Raises: Ended."""
         raise Ended
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -599,7 +599,7 @@ class FakeRecorder(Recorder):
             self.session.cannot(f"{info.name} refused a fake tensor: {refused}", str(doubt))
         return DEAD if found is None else found
 
-    def _refused(self, refused: Exception, info: OpInfo) -> None:
+    def _refused(self, refused: Exception, info: OpInfo) -> NoReturn:
         if not isinstance(refused, (RuntimeError, IndexError, TypeError, ValueError)):
             self.session.cannot(f"{info.name} refused a fake tensor: {type(refused).__name__}: {refused}")
         # Types alone decided, as in eager: the program may expect it.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Sequence
 from types import CellType, FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from smelt.capture.reads.reads_values import home_of
 from smelt.capture.recording.spans import Site
@@ -73,7 +73,7 @@ def _dict_type(session: Session, keys: Sequence[object], values: Sequence[object
     return DictType(_joined(session, of_keys), _joined(session, of_values))
 
 
-def must_be_staged(session: Session, container: object, value: object, *key: object) -> object:
+def must_be_staged(session: Session, container: object, value: object, *key: object) -> NoReturn:
     """A value is put where only a run knows: into a list, or under a key. Raises: Grows, CannotStage."""
     if isinstance(container, dict):
         type_ = _dict_type(session, [*container, *key], [*container.values(), value])
@@ -81,15 +81,15 @@ def must_be_staged(session: Session, container: object, value: object, *key: obj
         type_ = container_type(session, [container, [value]])
     if type_ is None:
         session.cannot(f"a {type(container).__name__} is written at an index that is not known until run time")
-    raise Grows(container, type_, session.site())  # type: ignore[arg-type]
+    raise Grows(container, type_, session.site())
 
 
-def extends(session: Session, container: list[object], more: object) -> object:
+def extends(session: Session, container: list[object], more: object) -> NoReturn:
     """A list takes in a traced one. Raises: Grows, CannotStage."""
     type_ = container_type(session, [container, more])
     if type_ is None:
         session.cannot("a list receives a value that no traced list can contain")
-    raise Grows(container, type_, session.site())  # type: ignore[arg-type]
+    raise Grows(container, type_, session.site())
 
 
 def _joined(session: Session, types: Iterable[Type | None]) -> Type:

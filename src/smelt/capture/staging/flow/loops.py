@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -129,7 +129,7 @@ class Loop:
         look = self.session.whole_snapshot if whole else self.session.snapshot
         return look(own_cells(self.get, self.set, self.names), parts)
 
-    def unstable(self, why: str) -> Any:
+    def unstable(self, why: str) -> NoReturn:
         """The first turn differs from the others: take it out of the loop. Raises: Again, CannotStage."""
         if self.session.peeled.get(self.key, 0) < _PEELED:
             raise Again(peel=self.key)
@@ -428,7 +428,7 @@ class Loop:
                 if found is None:
                     self.unstable(f"{place.name or 'a loop-carried value'} becomes a {type(last).__name__}")
                 self._check_shown(place, last)
-                if not fits(found, place.types[i]):  # type: ignore[arg-type]
+                if not fits(found, place.types[i]):
                     place.types[i] = self._widen(place, place.types[i], found)
                     self._note_number(place, i, first, last)
                     stable = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -499,7 +499,7 @@ class Merger:
             if self.session.is_outer(container):
                 self._fail(f"two {type(container).__name__}s meet, of which one was there before")
 
-    def _fail(self, what: str) -> Any:
+    def _fail(self, what: str) -> NoReturn:
         raise CannotMerge(self._where(what), _NOT_ONE, self.site)
 
     @staticmethod

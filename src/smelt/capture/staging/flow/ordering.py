@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from types import BuiltinMethodType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -247,7 +247,7 @@ class _Picks:
         if any(feature != known[0] for feature in known):
             self._fail("of several lengths or kinds")
 
-    def _fail(self, what: str) -> Any:
+    def _fail(self, what: str) -> NoReturn:
         raise CannotMerge(f"the list holds items {what}", "no single value can represent all", self.session.site())
 
 

@@ -21,7 +21,7 @@ import sysconfig
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import torch
 
@@ -36,6 +36,8 @@ from smelt.diag.events import watched
 if TYPE_CHECKING:
     from smelt.capture.staging.session import Session
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _INNER, _CONVERTED, _FOREIGN = range(3)
 _DEPTH, _MOST_ITEMS = 3, 256
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -231,7 +233,7 @@ class Watch:
             return _INNER if file[len(_TORCH) :].startswith(_SAFE_TORCH) else _FOREIGN
         return _INNER if file.startswith(_STDLIB) and file[len(_STDLIB) :] in _SAFE_STDLIB else _FOREIGN
 
-    def _refuse(self, frame: Any) -> None:
+    def _refuse(self, frame: Any) -> NoReturn:
         """Have a function converted that meets a staged number. Raises: Again, CannotStage."""
         code = frame.f_code
         if self.convertible(code):
@@ -293,14 +295,14 @@ def _home(fn: object) -> str:
     return next((home_of(base) for base in owner.__mro__ if not _is_pythons(base)), "")
 
 
-def unwatched(function: Any) -> Any:
+def unwatched(function: Callable[P, R]) -> Callable[P, R]:
     """A function of ours that calls nothing of the program's, and much of its own: no frame of it is looked at.
 
     That goes for who profiles the thread, too: what the program reads is found by its calls.
     """
 
     @functools.wraps(function)
-    def quiet(*args: Any, **kwargs: Any) -> Any:
+    def quiet(*args: P.args, **kwargs: P.kwargs) -> R:
         trace, profile = sys.gettrace(), sys.getprofile()
         if trace is not None and getattr(trace, "__func__", None) not in (Watch._enter, Watch._meet):
             trace = None
