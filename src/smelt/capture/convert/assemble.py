@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 from types import CodeType
-from typing import Any, Final
+from typing import Final
 
 from smelt.capture.convert import helpers
 from smelt.capture.convert.builder import MARKER
@@ -53,7 +53,7 @@ class _Renamer:
         consts = tuple(self._constant(c, code, name, qualname, is_users) for c in code.co_consts)
         return code.replace(co_name=name, co_qualname=qualname, co_consts=consts)
 
-    def _constant(self, value: object, code: CodeType, name: str, qualname: str, is_users: bool) -> Any:
+    def _constant(self, value: object, code: CodeType, name: str, qualname: str, is_users: bool) -> object:
         if isinstance(value, CodeType):
             return self._inner(value, code, name, qualname, is_users)
         if isinstance(value, str):

@@ -69,7 +69,7 @@ def state(read: FunctionType, global_names: Names = ()) -> State:
     return read.__code__.co_freevars + global_names, get, set
 
 
-def load(read: FunctionType) -> Any:
+def load(read: FunctionType) -> object:
     """The value of a local variable that may have none; Python says it so where the variable is not a closure's."""
     assert read.__closure__ is not None
     try:
@@ -79,7 +79,7 @@ def load(read: FunctionType) -> Any:
     raise UnboundLocalError(f"cannot access local variable '{name}' where it is not associated with a value")
 
 
-def store(value: object, read: FunctionType) -> Any:
+def store(value: object, read: FunctionType) -> object:
     """`(name := value)`."""
     if read.__closure__ is None:
         read.__globals__[read.__code__.co_names[0]] = value
@@ -98,7 +98,7 @@ def store_attribute(rt: Runtime, at: int, v: object, o: object, name: str) -> No
     rt.setattr_(at, o, name, v)
 
 
-def choose(rt: Runtime, at: int, test: object, then: Thunk, orelse: Thunk, held: State) -> Any:
+def choose(rt: Runtime, at: int, test: object, then: Thunk, orelse: Thunk, held: State) -> object:
     """`then() if test else orelse()` where an arm rebinds variables: a statement with one variable more, the value."""
     result: Any = UNDEF
     names, get, set = held
@@ -131,7 +131,7 @@ def both(rt: Runtime, at: int, held: State, *thunks: Thunk) -> Any:
     return choose(rt, at, value, lambda: both(rt, at, held, *thunks[1:]), lambda: value, held)
 
 
-def either(rt: Runtime, at: int, held: State, *thunks: Thunk) -> Any:
+def either(rt: Runtime, at: int, held: State, *thunks: Thunk) -> object:
     """`or` of operands that rebind variables."""
     value = thunks[0]()
     if len(thunks) == 1:
@@ -139,7 +139,7 @@ def either(rt: Runtime, at: int, held: State, *thunks: Thunk) -> Any:
     return choose(rt, at, value, lambda: value, lambda: either(rt, at, held, *thunks[1:]), held)
 
 
-def chain(rt: Runtime, at: int, held: State, left: object, *rest: tuple[str, Thunk]) -> Any:
+def chain(rt: Runtime, at: int, held: State, left: object, *rest: tuple[str, Thunk]) -> object:
     """A chained comparison whose later operands rebind variables."""
     op, thunk = rest[0]
     right = thunk()
@@ -197,12 +197,12 @@ def add_item(rt: Runtime, at: int, items: object, method: str, value: object) ->
     rt.call(at, rt.getattr_(at, items, method), (value,), {})
 
 
-def source(rt: Runtime, at: int, iterable: object) -> Any:
+def source(rt: Runtime, at: int, iterable: object) -> object:
     """What a generator expression goes over; Python asks for the iterator where the expression stands."""
     return iter(rt.iterate(at, iterable))
 
 
-def iterated(rt: Runtime, iterable: Any) -> Any:
+def iterated(rt: Runtime, iterable: Any) -> object:
     """What a comprehension goes over; Python asks for the iterator where the comprehension stands."""
     return iter(iterable) if rt is PLAIN else iterable
 
@@ -220,7 +220,7 @@ def consume(
     iterable: object,
     args: tuple[object, ...],
     kwargs: dict[str, Any],
-) -> Any:
+) -> object:
     """A generator expression as the first argument of a call of what is spelled `name`.
 
     `lazy` is the expression as Python has it. `whole` goes over all items as a loop of the runtime; it gives the answer

@@ -67,11 +67,11 @@ class Runtime(Protocol):
         """`more`, where there is one, is asked after each item whether to go on. `anew`: variables that each turn binds
         before it reads them."""
 
-    def ifexp(self, at: int, test: object, then: Thunk, orelse: Thunk) -> Any: ...
-    def and_(self, at: int, *thunks: Thunk) -> Any: ...
-    def or_(self, at: int, *thunks: Thunk) -> Any: ...
+    def ifexp(self, at: int, test: object, then: Thunk, orelse: Thunk) -> object: ...
+    def and_(self, at: int, *thunks: Thunk) -> object: ...
+    def or_(self, at: int, *thunks: Thunk) -> object: ...
     def not_(self, at: int, value: object) -> Any: ...
-    def truth(self, at: int, value: object) -> Any:
+    def truth(self, at: int, value: object) -> object:
         """The bool of an operand of `and` or `or` whose result is only tested; so Python asks it once, too."""
 
     def compare(self, at: int, left: object, *rest: tuple[str, Thunk]) -> Any: ...
@@ -89,28 +89,28 @@ class Runtime(Protocol):
     def held(self, at: int, value: object) -> Any:
         """What a variable holds, which must hold something (`return x`, `y = x`, `del x`)."""
 
-    def getattr_(self, at: int, o: object, name: str) -> Any: ...
+    def getattr_(self, at: int, o: object, name: str) -> object: ...
     def setattr_(self, at: int, o: object, name: str, v: object) -> None: ...
     def binop(self, at: int, op: str, a: object, b: object) -> Any: ...
     def inplace(self, at: int, op: str, a: object, b: object) -> object:
         """The value that `a op= b` binds; `op` is spelled without `=`."""
 
-    def unop(self, at: int, op: str, a: object) -> Any: ...
-    def contains(self, at: int, item: object, c: object) -> Any: ...
-    def fstring(self, at: int, parts: tuple[object, ...]) -> Any: ...
-    def format_value(self, at: int, v: object, conversion: str | None, spec: object) -> Any:
+    def unop(self, at: int, op: str, a: object) -> object: ...
+    def contains(self, at: int, item: object, c: object) -> object: ...
+    def fstring(self, at: int, parts: tuple[object, ...]) -> object: ...
+    def format_value(self, at: int, v: object, conversion: str | None, spec: object) -> object:
         """`conversion` is "s", "r", "a" or None; `spec` is a string (or what `fstring` made), empty where none is."""
 
     def iterate(self, at: int, iterable: object) -> Iterable[Any]:
         """What Python itself is to iterate: the right side of an unpacking, the source of a generator expression."""
 
-    def starred(self, at: int, rest: list[object]) -> Any:
+    def starred(self, at: int, rest: list[object]) -> object:
         """What a starred target of an unpacking holds, from what Python gave it."""
 
-    def display(self, at: int, is_list: bool, *parts: Iterable[object]) -> Any:
+    def display(self, at: int, is_list: bool, *parts: Iterable[object]) -> object:
         """A tuple or list of the items of all parts (`(*a, b)`)."""
 
-    def matched(self, at: int, subject: object, longest: int | None) -> Any:
+    def matched(self, at: int, subject: object, longest: int | None) -> object:
         """What Python itself is to match against a pattern that takes it apart, into so many items at most."""
 
 
@@ -157,17 +157,17 @@ class PlainRuntime:
             if more is not None and not more():
                 break
 
-    def ifexp(self, at: int, test: object, then: Thunk, orelse: Thunk) -> Any:
+    def ifexp(self, at: int, test: object, then: Thunk, orelse: Thunk) -> object:
         return then() if test else orelse()
 
-    def and_(self, at: int, *thunks: Thunk) -> Any:
+    def and_(self, at: int, *thunks: Thunk) -> object:
         for thunk in thunks[:-1]:
             value = thunk()
             if not value:
                 return value
         return thunks[-1]()
 
-    def or_(self, at: int, *thunks: Thunk) -> Any:
+    def or_(self, at: int, *thunks: Thunk) -> object:
         for thunk in thunks[:-1]:
             value = thunk()
             if value:
@@ -177,7 +177,7 @@ class PlainRuntime:
     def not_(self, at: int, value: object) -> Any:
         return not value
 
-    def truth(self, at: int, value: object) -> Any:
+    def truth(self, at: int, value: object) -> object:
         return bool(value)
 
     def compare(self, at: int, left: object, *rest: tuple[str, Thunk]) -> Any:
@@ -219,7 +219,7 @@ class PlainRuntime:
     def held(self, at: int, value: object) -> Any:
         return value
 
-    def getattr_(self, at: int, o: object, name: str) -> Any:
+    def getattr_(self, at: int, o: object, name: str) -> object:
         return getattr(o, name)
 
     def setattr_(self, at: int, o: object, name: str, v: object) -> None:
@@ -231,31 +231,31 @@ class PlainRuntime:
     def inplace(self, at: int, op: str, a: object, b: object) -> object:
         return _INPLACE[op](a, b)
 
-    def unop(self, at: int, op: str, a: object) -> Any:
+    def unop(self, at: int, op: str, a: object) -> object:
         return _UNARY[op](a)
 
-    def contains(self, at: int, item: Any, c: Any) -> Any:
+    def contains(self, at: int, item: Any, c: Any) -> object:
         return item in c
 
-    def fstring(self, at: int, parts: tuple[Any, ...]) -> Any:
+    def fstring(self, at: int, parts: tuple[Any, ...]) -> object:
         return "".join(parts)
 
-    def format_value(self, at: int, v: Any, conversion: str | None, spec: Any) -> Any:
+    def format_value(self, at: int, v: Any, conversion: str | None, spec: Any) -> object:
         return format(v if conversion is None else _CONVERT[conversion](v), spec)
 
     def iterate(self, at: int, iterable: Any) -> Iterable[Any]:
         return iterable
 
-    def starred(self, at: int, rest: list[object]) -> Any:
+    def starred(self, at: int, rest: list[object]) -> object:
         return rest
 
-    def display(self, at: int, is_list: bool, *parts: Iterable[object]) -> Any:
+    def display(self, at: int, is_list: bool, *parts: Iterable[object]) -> object:
         items: list[Any] = []
         for part in parts:
             items.extend(part)
         return items if is_list else tuple(items)
 
-    def matched(self, at: int, subject: object, longest: int | None) -> Any:
+    def matched(self, at: int, subject: object, longest: int | None) -> object:
         return subject
 
 

@@ -186,7 +186,7 @@ class Structure:
                 return out
         return out
 
-    def _statement(self, node: object, level: Level) -> Any:
+    def _statement(self, node: object, level: Level) -> object:
         match node:
             case ast.If():
                 new: ast.stmt = ast.If(node.test, self.block(node.body, level), self.block(node.orelse, level))

@@ -96,7 +96,7 @@ def row_major(shape: Any, sizes: tuple[Dim, ...]) -> tuple[Dim, ...]:
     return tuple(reversed(found))
 
 
-def _at_least_one(size: Any) -> Any:
+def _at_least_one(size: Any) -> object:
     node = None if type(size) is int else node_of(size)
     if node is None:
         return max(int(size), 1)
@@ -156,7 +156,7 @@ class Emitter:
         known[key] = total
         return total
 
-    def atom(self, index: int, known: dict[object, object]) -> Any:
+    def atom(self, index: int, known: dict[object, object]) -> object:
         """An atom."""
         key = ("atom", index)
         if key in known:

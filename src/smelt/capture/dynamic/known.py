@@ -64,7 +64,7 @@ class KnownValues:
             return
         self.values[slots[0]] = found
 
-    def _plain(self, arg: object) -> Any:
+    def _plain(self, arg: object) -> object:
         if isinstance(arg, torch.Tensor):
             slot = self.recorder.slot_of(arg)
             found = self.of(slot)

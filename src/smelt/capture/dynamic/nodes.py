@@ -279,28 +279,28 @@ def _is_ordered(sizes: list[Any], strides: list[Any], order: Sequence[int]) -> b
     return True
 
 
-def _binary(op: str) -> Any:
+def _binary(op: str) -> Callable[..., object]:
     def method(self: SizeNode, other: SizeNode) -> SizeNode:
         return SizeNode(self.trace, compute(self.trace, op, self.number, other.number))
 
     return method
 
 
-def _unary(op: str) -> object:
+def _unary(op: str) -> Callable[..., object]:
     def method(self: SizeNode) -> SizeNode:
         return SizeNode(self.trace, compute(self.trace, op, self.number))
 
     return method
 
 
-def _calls(function: str) -> object:
+def _calls(function: str) -> Callable[..., object]:
     def method(self: SizeNode) -> SizeNode:
         return SizeNode(self.trace, call(self.trace, function, self.number))
 
     return method
 
 
-def _compares(op: str, sign: Any, is_swapped: bool, is_negated: bool) -> object:
+def _compares(op: str, sign: Any, is_swapped: bool, is_negated: bool) -> Callable[..., object]:
     def method(self: SizeNode, other: SizeNode) -> SizeNode:
         trace, a, b = self.trace, self.number, other.number
         if not (is_symbolic(a) or is_symbolic(b)):

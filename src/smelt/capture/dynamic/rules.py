@@ -89,7 +89,7 @@ def _make(shadows: Shadows, like: torch.Tensor, sizes: Sequence[object], dtype: 
 
 def _laid(
     shadows: Shadows, dtype: torch.dtype, sizes: Sequence[object], steps: Sequence[object], device: torch.device
-) -> Any:
+) -> object:
     shown, strides = _shown(sizes, steps)
     return shadows.direct(dtype, shown, strides, device)
 
@@ -104,7 +104,7 @@ def _needs_grad(args: Sequence[object]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
 
 
-def _linear(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _linear(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
     x, weight, *bias = args
     sizes = _row_major(x, but_for_ones=True)
     if sizes is None or weight.dim() != 2 or len(sizes) < 2 or x.dtype != weight.dtype:
@@ -117,7 +117,7 @@ def _linear(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     return _make(shadows, x, [*sizes[:-1], rows])
 
 
-def _layer_norm(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _layer_norm(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
     x, shape, *rest = args
     sizes = _row_major(x)
     if sizes is None or not x.is_floating_point() or len(shape) > len(sizes) or not shape:
@@ -131,7 +131,7 @@ def _layer_norm(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -
     return _make(shadows, x, sizes)
 
 
-def _conv(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _conv(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
     x, weight, *rest = args
     sizes, kernel = _row_major(x), _numbers(weight.shape)
     axes = x.dim() - 2
@@ -160,7 +160,7 @@ PACKED_LAYERS = frozenset(f"aten.{name}.data" for name in _LAYERS)
 TURNS = frozenset(f"aten.{name}.input" for name in _LAYERS) | PACKED_LAYERS
 
 
-def _recurrent(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _recurrent(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
     """Of a sequence, its lengths and batch of any size; torch's kernels take one step after the other."""
     if kwargs or len(args) != 9:
         return None
@@ -189,7 +189,7 @@ def _recurrent(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) ->
     return tuple(found)
 
 
-def _packed(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _packed(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
     """Of packed sequences: how many rows there are depends on data, and so does what torch's kernels take apart."""
     if kwargs or len(args) != 9:
         return None
@@ -205,13 +205,13 @@ def _known(sizes: Sequence[object]) -> list[Any]:
     return [_resolved(size) for size in _numbers(sizes)]
 
 
-def _lying(shadows: Shadows, like: torch.Tensor, sizes: list[object], steps: list[object] | None = None) -> Any:
+def _lying(shadows: Shadows, like: torch.Tensor, sizes: list[object], steps: list[object] | None = None) -> object:
     """A shadow of these sizes, row-major unless steps are given; None where one may be 0."""
     plain = _steps(sizes)
     return None if plain is None else _laid(shadows, like.dtype, sizes, steps or plain, like.device)
 
 
-def _truth(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, object]) -> Any:
+def _truth(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, object]) -> object:
     """Of all elements: torch's own gives a Python object, which takes no symbols."""
     return _laid(shadows, torch.bool, [], [], args[0].device)
 
@@ -224,7 +224,7 @@ def _filled(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, object]) ->
         return args[0].zero_()
 
 
-def _same_layout(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _same_layout(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
     """Of one floating-point operand, element by element or along a dimension."""
     x = args[0]
     sizes = _row_major(x) if x.is_floating_point() else None
@@ -234,7 +234,7 @@ def _same_layout(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) 
     return _make(shadows, x, sizes)
 
 
-def _binary(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _binary(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
     """Of two floating-point operands of one type, or of one and a number."""
     x, y = args
     sizes = _row_major(x) if x.is_floating_point() else None
@@ -254,7 +254,7 @@ def _binary(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     return _make(shadows, x, sizes)
 
 
-def _view(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _view(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
     """To sizes of which at most one is left to be found, where the numbers of elements are plainly the same."""
     x, shape = args
     sizes = _row_major(x)
@@ -284,7 +284,7 @@ def _view(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return None if steps is None else shadows.view(x, *_shown(wanted, steps))
 
 
-def _resolved(number: Any) -> Any:
+def _resolved(number: Any) -> object:
     return number.trace.number(number.trace.resolved(number.poly)) if is_symbolic(number) else number
 
 

@@ -7,6 +7,7 @@ converted and then does without.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -36,7 +37,7 @@ def own(value: object) -> Any:
     return value
 
 
-def for_torch(value: object) -> Any:
+def for_torch(value: object) -> object:
     """The same number in torch's own class, which its kernels need."""
     if type(value) is SizedInt:
         return SymInt(value.node)
@@ -113,28 +114,28 @@ def _mixed(op: str, a: object, b: object) -> Any:
     return found
 
 
-def _forward(op: str) -> object:
+def _forward(op: str) -> Callable[..., object]:
     def method(self: object, other: object) -> Any:
         return _mixed(op, self, other)
 
     return method
 
 
-def _reverse(op: str) -> Any:
+def _reverse(op: str) -> Callable[..., object]:
     def method(self: object, other: object) -> Any:
         return _mixed(op, other, self)
 
     return method
 
 
-def _unary(op: str) -> object:
+def _unary(op: str) -> Callable[..., object]:
     def method(self: object) -> Any:
         return computed(op, self)
 
     return method
 
 
-def _call(function: str) -> Any:
+def _call(function: str) -> Callable[..., object]:
     def method(self: object) -> Any:
         return called(function, self)
 
@@ -149,7 +150,7 @@ class _Sized:
     def __bool__(self) -> bool:
         return bool(computed("py.ne", self, 0))
 
-    def __round__(self, digits: object = None) -> Any:
+    def __round__(self, digits: object = None) -> object:
         return computed("py.round", self, *(() if digits is None else (digits,)))
 
     def __getattr__(self, name: str) -> object:
@@ -158,7 +159,7 @@ class _Sized:
             return getattr(_fixed(self), name)
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
-    def __pow__(self, other: object, modulus: object = None) -> Any:
+    def __pow__(self, other: object, modulus: object = None) -> object:
         return _mixed("py.pow", self, other) if modulus is None else pow(_fixed(self), other, modulus)
 
     def __array__(self, *args: Any, **kwargs: object) -> object:
@@ -202,11 +203,11 @@ class _Sized:
         return self
 
     @property
-    def real(self) -> Any:
+    def real(self) -> object:
         return self
 
     @property
-    def imag(self) -> Any:
+    def imag(self) -> object:
         return type(plain(self))(0)
 
     def conjugate(self) -> object:
@@ -238,7 +239,7 @@ def _class(kind: type) -> Any:
     return property(lambda self: kind)
 
 
-def int_is_integer(number: object) -> object:
+def int_is_integer(number: object) -> Callable[..., object]:
     """The method of an int, which torch's numbers have and Python's from 3.12 on. Raises: AttributeError."""
     _ = (0).is_integer  # type: ignore[attr-defined]
     return lambda: True
@@ -253,7 +254,7 @@ class SizedInt(_Sized, SymInt):
         return _fixed(self, "Python's own code takes the number itself")
 
     @property
-    def is_integer(self) -> Any:
+    def is_integer(self) -> object:
         return int_is_integer(self)
 
     def bit_length(self) -> object:
@@ -279,7 +280,7 @@ class SizedFloat(_Sized, SymFloat):
 
     __class__ = _class(float)
 
-    def is_integer(self) -> Any:
+    def is_integer(self) -> object:
         return bool(called("math.floor", self) == self)
 
     def hex(self) -> str:

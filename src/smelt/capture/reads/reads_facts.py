@@ -492,7 +492,7 @@ def _keep_attribute(roots: Roots, owner: object, name: str, value: object, site:
             return
 
 
-def _attribute_now(owner: Any, key: Any) -> Any:
+def _attribute_now(owner: Any, key: Any) -> object:
     """What C holds: no attribute is asked for that might run code of the user's."""
     if isinstance(owner, (types.FunctionType, BaseException)):
         return getattr(owner, key, MISSING)

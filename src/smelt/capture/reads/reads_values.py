@@ -232,7 +232,7 @@ def _has_own_lookup(cls: type) -> bool:
     return own_getattr or getattr(lookup, HOOKED, lookup) is not object.__getattribute__
 
 
-def raw_lookup(cls: type, name: str) -> Any:
+def raw_lookup(cls: type, name: str) -> object:
     """What the class holds under a name, as stored (no descriptor is called), or MISSING.
 
     The recorder's own wrappers, there during a run only, count as what they wrap.
@@ -269,7 +269,7 @@ def instance_dict(value: object) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def peek(value: object, name: str) -> Any:
+def peek(value: object, name: str) -> object:
     """The value of a stored attribute (own dict, a module's registries, a slot), or MISSING; runs no user code."""
     own = instance_dict(value)
     if own is not None:
@@ -408,7 +408,7 @@ def is_special(name: str) -> bool:
     return name[:1] == "_" and name[-1:] == "_" and name not in _UNREAD
 
 
-def cell_contents(cell: Any) -> Any:
+def cell_contents(cell: Any) -> object:
     """What a closure cell holds, MISSING if it is not assigned."""
     try:
         return cell.cell_contents

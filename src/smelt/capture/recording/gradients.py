@@ -140,7 +140,7 @@ def record_backward(recorder: Recorder, original: Callable[..., None], args: Any
                 recorder.note(op_info(_ADD), (old, new), {}, now)
 
 
-def record_grad(recorder: Recorder, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def record_grad(recorder: Recorder, original: Callable[..., Any], args: Any, kwargs: Any) -> object:
     """`torch.autograd.grad` in a recorded run. Raises: what it raises."""
     named = bound(GRAD, args, kwargs)
     roots, inputs = listed(named["outputs"]), listed(named["inputs"])

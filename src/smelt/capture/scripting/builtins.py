@@ -368,13 +368,13 @@ _TEXTS_OF_ERRORS: dict[object, Any] = {
 }
 
 
-def text_of(session: ScriptSession, value: object) -> Any:
+def text_of(session: ScriptSession, value: object) -> object:
     """`str(value)`, where what makes the text may be the program's own."""
     own = own_text(value, "str")
     return str(value) if own is None else run_converted(session, own, (value,), {})
 
 
-def shape_text(session: ScriptSession, value: object) -> Any:
+def shape_text(session: ScriptSession, value: object) -> object:
     """The text of sizes of an unknown rank, made of texts alone; None for anything else."""
     if not isinstance(value, ShapeObject) or isinstance(value, PlainShape):
         return None

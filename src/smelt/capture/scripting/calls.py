@@ -116,7 +116,7 @@ def _callback(session: ScriptSession, value: object) -> object:
     return value
 
 
-def _bound(session: ScriptSession, owner: object, fn: FunctionType, args: Args, kwargs: Kwargs) -> Any:
+def _bound(session: ScriptSession, owner: object, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
     if isinstance(owner, torch.nn.Module) and fn.__name__ == "forward":
         return _scoped(session, owner, lambda: run_converted(session, fn, (owner, *args), kwargs))
     if isinstance(owner, torch.Tensor) and not args and not kwargs:
@@ -204,7 +204,7 @@ def is_torch(fn: object) -> bool:
 
 def torch_call(
     session: ScriptSession, runtime: ScriptRuntime, fn: Callable[..., object], args: Args, kwargs: Kwargs
-) -> Any:
+) -> object:
     """A call of torch's, with marks for what a run knows."""
     args = tuple(_narrowed(session, a) for a in args)
     kwargs = {name: _narrowed(session, value) for name, value in kwargs.items()}

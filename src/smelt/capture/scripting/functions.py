@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -86,7 +86,7 @@ def is_converted(filename: str) -> bool:
     return not filename.startswith(_STDLIB) or "/site-packages/" in filename
 
 
-def run_converted(session: ScriptSession, fn: FunctionType, args: Args, kwargs: Kwargs) -> Any:
+def run_converted(session: ScriptSession, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
     """Run a function of the program's as its converted copy. Raises: CannotStage where it calls itself too deep."""
     code = fn.__code__
     session.depth += 1
@@ -114,7 +114,7 @@ def run_converted(session: ScriptSession, fn: FunctionType, args: Args, kwargs: 
             session.too_deep = 0
 
 
-def run_builtin(session: ScriptSession, function: Callable[..., object], *args: object) -> Any:
+def run_builtin(session: ScriptSession, function: Callable[..., object], *args: object) -> object:
     """A builtin as a function of the program's."""
     assert isinstance(function, FunctionType)
     return run_converted(session, function, args, {})

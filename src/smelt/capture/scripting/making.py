@@ -73,7 +73,7 @@ def _tensor_of(
     return torch.scalar_tensor(value, dtype=mark(session, dtype) or kinds_of[kind], device=mark(session, device))
 
 
-def _constant_of(fn: Any, data: Any, dtype: Any, device: object = None, **rest: Any) -> Any:
+def _constant_of(fn: Any, data: Any, dtype: Any, device: object = None, **rest: Any) -> object:
     """`torch.tensor(data, dtype=...)` of an element type that only a run knows: of the widest one, cast there."""
     made = fn(data, **rest)
     if made.is_floating_point() or made.is_complex():

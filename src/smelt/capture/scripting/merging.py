@@ -81,7 +81,7 @@ class ScriptMerger(Merger):
             super()._none_returned(name, self._maybe[name])
         return found if self._maybe[name] else Pending(found)
 
-    def _tensors(self, a: torch.Tensor, b: torch.Tensor) -> Any:
+    def _tensors(self, a: torch.Tensor, b: torch.Tensor) -> object:
         session = self.session
         left, right = (session.recorder.slot_of(t) for t in (a, b))
         if session.resolved(left) is session.resolved(right):
@@ -163,7 +163,7 @@ class ScriptMerger(Merger):
         self._yield(parts[0], parts[1], found)
         return wrap(found)
 
-    def _listed(self, items: list[object]) -> Any:
+    def _listed(self, items: list[object]) -> object:
         type_ = container_type(self.session, [items])
         assert isinstance(type_, ListType)
         self.session.note_held(items)

@@ -264,7 +264,7 @@ class Parameters:
         return tuple(map(of, self.positional)), {name: of(p) for name, p in self.named.items()}
 
 
-def _together(fields: Fields, parts: list[Any]) -> Any:
+def _together(fields: Fields, parts: list[Any]) -> object:
     if issubclass(fields.cls, tuple):
         return tuple_of(fields.cls, parts)
     made = object.__new__(fields.cls)

@@ -98,7 +98,7 @@ class Marks:
         sizes = data.double().abs()
         return bool(((sizes >= _FIRST) & (sizes < 8 * _FIRST)).any())
 
-    def _new(self, slot: ScalarSlot) -> Any:
+    def _new(self, slot: ScalarSlot) -> object:
         number = len(self._keep)
         if slot.type == INT:
             return _FIRST + 1 + 2 * number
@@ -187,7 +187,7 @@ class ScriptRecorder(FakeRecorder):
                 session.broken(error)
             raise
 
-    def _record(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _record(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         info = op_info(overload)
         if info.name == "aten.to.dtype_layout" and not self.is_named and self._is_unknown(args[0]):
             # It keeps its element type, which torch takes from what stands for it.
@@ -250,7 +250,7 @@ class ScriptRecorder(FakeRecorder):
         self._check()
 
     @staticmethod
-    def _written_operand(schema: Any, returned: Any, args: Sequence[Any], kwargs: Any) -> Any:
+    def _written_operand(schema: Any, returned: Any, args: Sequence[Any], kwargs: Any) -> object:
         """The operand that an operator writes and gives back."""
         if not (returned.alias and returned.is_write):
             return None

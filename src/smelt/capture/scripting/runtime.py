@@ -70,7 +70,7 @@ class ScriptRuntime(StagingRuntime):
             self._programs(error)
             raise
 
-    def getattr_(self, at: int, o: object, name: str) -> Any:
+    def getattr_(self, at: int, o: object, name: str) -> object:
         session = self.session
         _use(session, o)
         try:
@@ -205,7 +205,7 @@ class ScriptRuntime(StagingRuntime):
             self._programs(error)
             raise
 
-    def unop(self, at: int, op: str, a: object) -> Any:
+    def unop(self, at: int, op: str, a: object) -> object:
         name = UNARY_BY_SYMBOL[op].method
         try:
             a = self.session.settled(a)
@@ -239,7 +239,7 @@ class ScriptRuntime(StagingRuntime):
                     return found
         return NotImplemented
 
-    def _compare(self, op: str, left: object, right: object) -> Any:
+    def _compare(self, op: str, left: object, right: object) -> object:
         session = self.session
         _use(session, left, right)
         try:
@@ -305,7 +305,7 @@ class ScriptRuntime(StagingRuntime):
             check_told_apart(self.session, one, two)
         return False
 
-    def contains(self, at: int, item: object, c: object) -> Any:
+    def contains(self, at: int, item: object, c: object) -> object:
         try:
             c = self.session.settled(c)
             own: Any = getattr(type(c), "__contains__", None)
@@ -441,10 +441,10 @@ class ScriptRuntime(StagingRuntime):
             return _Unpacked(self, iterable)
         return super().iterate(at, iterable)
 
-    def starred(self, at: int, rest: list[object]) -> Any:
+    def starred(self, at: int, rest: list[object]) -> object:
         return rest[0].items if len(rest) == 1 and isinstance(rest[0], Spread) else rest
 
-    def display(self, at: int, is_list: bool, *parts: Any) -> Any:
+    def display(self, at: int, is_list: bool, *parts: Any) -> object:
         session = self.session
         _use(session, *parts)
         if not any(isinstance(p, StagedObject) and not isinstance(slot_of(p).type, TupleType) for p in parts):
@@ -460,7 +460,7 @@ class ScriptRuntime(StagingRuntime):
 
     # --- text --------------------------------------------------------------------------------------------------------
 
-    def format_value(self, at: int, v: object, conversion: str | None, spec: object) -> Any:
+    def format_value(self, at: int, v: object, conversion: str | None, spec: object) -> object:
         try:
             text = builtins.shape_text(self.session, v)
             v = self.session.as_in_program(v) if text is None else text
@@ -605,7 +605,7 @@ class _Unpacked:
         )
 
 
-def _kind_of(value: object) -> Any:
+def _kind_of(value: object) -> object:
     """The type of a value that a run knows, None or not; of a plain number or text; None for all else."""
     if not is_staged(value):
         return _OF_CLASS.get(type(value))
@@ -613,7 +613,7 @@ def _kind_of(value: object) -> Any:
     return kind.element if isinstance(kind, OptionalType) else kind
 
 
-def _listed(value: object) -> Any:
+def _listed(value: object) -> object:
     """A tuple as a list, as sizes stand in the graph."""
     return list(value) if isinstance(value, tuple) else value
 

@@ -322,7 +322,7 @@ class ScriptSession(Session):
             self.opposites[operands[0]] = pairs[0][1]
         return pairs[0][0] if len(pairs) == 1 else tuple(v for v, _ in pairs)
 
-    def opened(self, items: tuple[object, ...], type_: ListType) -> Any:
+    def opened(self, items: tuple[object, ...], type_: ListType) -> object:
         slot = ScalarSlot(type_, _DEAD)
         self.note_held(items)
         self.append("py.list", [self.encode(item) for item in items], {}, [slot])
@@ -335,7 +335,7 @@ class ScriptSession(Session):
             return super().taken_apart(container)
         return iter([Spread(container)])
 
-    def as_in_program(self, value: Any) -> Any:
+    def as_in_program(self, value: Any) -> object:
         of_class = class_of(value)
         if of_class is not None:
             return self.emit("py.call", "torch.Size" if of_class is torch.Size else "builtins.tuple", as_list(value))
@@ -507,7 +507,7 @@ class ScriptSession(Session):
         self.aliases[slot] = slot_of(value)
         return found
 
-    def settled(self, value: object) -> Any:
+    def settled(self, value: object) -> object:
         """What is used as if it were not None, by a type without None; None on the way on which it is that."""
         if not isinstance(value, StagedObject) or not isinstance(slot_of(value).type, OptionalType):
             return value
@@ -573,7 +573,7 @@ class ScriptSession(Session):
             return slot_type(operand) in _NUMBERS or operand in self.numbers
         return isinstance(operand, (bool, int, float, complex))
 
-    def index_of(self, value: object) -> Any:
+    def index_of(self, value: object) -> object:
         """A value of unknown kind where Python needs an int; others as they are."""
         if is_staged(value) and slot_of(value).type == ANY:
             return self.emit("py.call", "operator.index", value)
@@ -584,7 +584,7 @@ class ScriptSession(Session):
         type_ = self.type_of(tensor)
         return wrap(self.read("aten.dim.default", tensor, INT)) if type_.rank is None else type_.rank
 
-    def _size(self, tensor: torch.Tensor, dim: Any, what: str) -> Any:
+    def _size(self, tensor: torch.Tensor, dim: Any, what: str) -> object:
         type_ = self.type_of(tensor)
         dims = type_.shape if what == "size" else (type_.steps if type_.is_static else type_.strides)
         if not is_staged(dim):

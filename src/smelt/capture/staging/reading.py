@@ -77,7 +77,7 @@ class Reading(Recording):
         """Whether every run comes here: in no region of an arm or loop, and behind no question that forked the rest."""
         return len(self.regions) == 1 and not self.regions[0].taken
 
-    def known_value(self, tensor: torch.Tensor) -> Any:
+    def known_value(self, tensor: torch.Tensor) -> object:
         """The element of a tensor that follows from sizes alone, which the graph expects; None for any other.
 
         On one path only there is none: a graph holds or does not as a whole.
@@ -112,7 +112,7 @@ class Reading(Recording):
         with unseen():
             return self._size(tensor, dim, what)
 
-    def _size(self, tensor: torch.Tensor, dim: int, what: str) -> Any:
+    def _size(self, tensor: torch.Tensor, dim: int, what: str) -> object:
         slot = self.recorder.slot_of(tensor)
         type_ = slot_type(slot)
         worlds = self.recorder.varied.get(slot)
@@ -235,7 +235,7 @@ class Reading(Recording):
         self._asked[key] = number + 1
         return values[min(number, len(values) - 1)]
 
-    def shown(self, sizes: Sequence[object]) -> Any:
+    def shown(self, sizes: Sequence[object]) -> object:
         """Sizes as torch tells them, for the program."""
         return sizes if self.size_trace is None else [own(size) for size in sizes]
 

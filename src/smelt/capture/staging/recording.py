@@ -193,7 +193,7 @@ class Recording:
         """The type of what a loop carries that is of two, where this run allows more than the staged one."""
         return None
 
-    def opened(self, items: tuple[object, ...], type_: ListType) -> Any:
+    def opened(self, items: tuple[object, ...], type_: ListType) -> object:
         """A tuple as one of any length, where this run has such."""
         return self.cannot("a tuple gets longer in a loop")
 
@@ -206,11 +206,11 @@ class Recording:
         """Itself: whatever records is a session."""
         return cast("Session", self)
 
-    def taken_apart(self, container: object) -> Any:
+    def taken_apart(self, container: object) -> object:
         """Code that is not converted iterates over a staged container. Raises: CannotStage."""
         return self.cannot("code that is not converted unpacks a traced container")
 
-    def printed(self, value: object) -> Any:
+    def printed(self, value: object) -> object:
         """What `print` shows of a value that is none of the graph's."""
         return text_of(self._session, runtime.current(), value, "str")
 
@@ -218,7 +218,7 @@ class Recording:
         """What the variables of an arm hold at its end, as far as the run knows it there. before: what they held."""
         return values
 
-    def as_in_program(self, value: object) -> Any:
+    def as_in_program(self, value: object) -> object:
         """A value of the graph with the class that it has in the program."""
         return value
 
@@ -298,7 +298,7 @@ class Recording:
             return slot_of(self.emit("py.call", "range", value.start, value.stop, value.step))
         return self.cannot(f"a {type(value).__qualname__} is used together with values that depend on data")
 
-    def size_slot(self, value: object) -> Any:
+    def size_slot(self, value: object) -> object:
         """The slot of a size or number that has an expression; a literal where nothing is left of it."""
         number = number_of(value)
         if self.size_trace is None or not is_symbolic(number):
@@ -433,7 +433,7 @@ class Recording:
         shown = found if worlds is None or worlds[world] is DEAD else worlds[world]
         return tuple(shown.stride())
 
-    def binary(self, op: str, a: object, b: object) -> Any:
+    def binary(self, op: str, a: object, b: object) -> object:
         """An operator between two operands of which one is staged."""
         if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
             return NotImplemented

@@ -59,7 +59,7 @@ def _is_of_run(value: object) -> bool:
     return is_staged(value) or is_sized(value) or isinstance(value, (Pending, Poison, StagedSequence))
 
 
-def stand_in(value: object, found: dict[int, Slot], session: Session) -> Any:
+def stand_in(value: object, found: dict[int, Slot], session: Session) -> object:
     """A tensor in the place of a staged number; other values as they are. Raises: CannotStage for what is no value."""
     slot = slot_of(value) if is_staged(value) else session.size_slot(value) if is_sized(value) else None
     if isinstance(slot, Slot):
@@ -82,7 +82,7 @@ def stand_in(value: object, found: dict[int, Slot], session: Session) -> Any:
     return value
 
 
-def as_key(key: Any) -> Any:
+def as_key(key: Any) -> object:
     """A key of a dictionary, or an item of a set, as it is there after a call: it was looked up, so the graph holds
     for the number that it is.
     """

@@ -415,7 +415,7 @@ class Session(Reading):
             Structured(op, args, regions, results, site, recorder.scope.path, recorder._modes_now())
         )
 
-    def placeholder(self, value: object, records: list[Any], site: Site | None) -> Any:
+    def placeholder(self, value: object, records: list[Any], site: Site | None) -> object:
         """Any value of a type, recorded at the end of a list, where a type stands; a list or tuple; else the value."""
         if isinstance(value, Listed):
             saved, self.recorder.records = self.recorder.records, records

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -518,7 +518,7 @@ def _error(what: str, why: str, site: Any) -> CaptureError:
 
 
 @contextlib.contextmanager
-def _everything_kept() -> Any:
+def _everything_kept() -> Iterator[None]:
     """Random state and modes of the thread are put back afterwards."""
     generators = Generators()
     was_grad = torch.is_grad_enabled()

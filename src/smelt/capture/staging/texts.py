@@ -67,7 +67,7 @@ def own_text(value: object, name: str) -> FunctionType | None:
     return found if isinstance(found, FunctionType) else None
 
 
-def text_of(session: Session, runtime: Runtime, value: object, name: str) -> Any:
+def text_of(session: Session, runtime: Runtime, value: object, name: str) -> object:
     """`str(value)` or `repr(value)`, as a text of the graph where it is one."""
     plain: Callable[[Any], str] = str if name == "str" else repr
     if not is_said(session, value):

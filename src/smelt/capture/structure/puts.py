@@ -52,7 +52,7 @@ class Puts:
 
     def deliver(
         self, result: Tree, outputs: Sequence[object], args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> Any:
+    ) -> object:
         """The program's result from its outputs, after all is put."""
         code = self._made.get(id(result))
         if code is None:

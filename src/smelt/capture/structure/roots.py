@@ -99,14 +99,14 @@ class ModulePlace:
     module: torch.nn.Module
     way: Step | None = None
 
-    def current(self) -> Any:
+    def current(self) -> object:
         """What stands at the place now; None where it is gone."""
         if self.way is not None and not self.way.holds():
             return None
         return self.module if self.owner is None else _stands_at(self.owner, self.key)
 
 
-def _stands_at(owner: object, key: object) -> Any:
+def _stands_at(owner: object, key: object) -> object:
     """What stands at a place now; None where it is gone."""
     try:
         return _held_at(owner, key)
@@ -114,7 +114,7 @@ def _stands_at(owner: object, key: object) -> Any:
         return None
 
 
-def _held_at(owner: Any, key: Any) -> Any:
+def _held_at(owner: Any, key: Any) -> object:
     if isinstance(owner, types.CellType):
         return owner.cell_contents
     if isinstance(owner, (dict, list, tuple, deque, types.MappingProxyType)):

@@ -50,7 +50,7 @@ def cast(
 def _made(
     session: ScriptSession, runtime: ScriptRuntime, name: str, data: torch.Tensor, dtype: object = None,
     device: object = None, requires_grad: bool = False, **others: object,
-) -> Any:  # fmt: skip
+) -> object:  # fmt: skip
     """A tensor of another: the same where nothing is to be changed, a copy where `torch.tensor` makes it."""
     if requires_grad or any(value is not None for value in others.values()):
         session.cannot(f"torch.{name} of a tensor of which nothing is said, with {', '.join(others) or 'gradients'}")

@@ -78,7 +78,7 @@ def of_tuples(session: ScriptSession, op: str, args: tuple[Any, ...], kwargs: di
     return session.emit(op, *(a if i == alike else session.as_in_program(a) for i, a in enumerate(args)), **kwargs)
 
 
-def as_list(value: object) -> Any:
+def as_list(value: object) -> object:
     """A tuple as the list that it is in the graph."""
     if isinstance(value, (OpenTuple, ShapeObject)):
         return StagedObject(slot_of(value))

@@ -75,7 +75,7 @@ def attribute(session: ScriptSession, tensor: torch.Tensor, name: str) -> Any:
 # --- methods ---------------------------------------------------------------------------------------------------------
 
 
-def _size(session: ScriptSession, tensor: torch.Tensor, dim: Any = None) -> Any:
+def _size(session: ScriptSession, tensor: torch.Tensor, dim: Any = None) -> object:
     return session.sizes(tensor) if dim is None else session.size(tensor, dim)
 
 
@@ -348,7 +348,7 @@ def _is_flag(session: ScriptSession, item: torch.Tensor) -> bool:
     return type_.rank == 0 and type_.dtype in _OF_MASKS
 
 
-def _bound(session: ScriptSession, value: object) -> Any:
+def _bound(session: ScriptSession, value: object) -> object:
     if isinstance(value, torch.Tensor):
         value = session.item(value) if is_symbolic(session, value) else int(value)
     value = session.index_of(value)

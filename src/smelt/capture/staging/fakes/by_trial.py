@@ -185,7 +185,7 @@ def _argument(arg: object, values: dict[int, Value]) -> Any:
     return number if is_symbolic(number) else from_torch(arg)
 
 
-def _made(shadows: Shadows, trace: CaptureTrace | None, type_: Type, grad: bool) -> Any:
+def _made(shadows: Shadows, trace: CaptureTrace | None, type_: Type, grad: bool) -> object:
     if type_ == NONE:
         return None
     if isinstance(type_, TupleType):

@@ -72,7 +72,7 @@ class Elements:
             self._found[key] = examples.of(_type(slot)) if found is None else found
         return self._found[key]
 
-    def _key(self, slot: Slot) -> Any:
+    def _key(self, slot: Slot) -> object:
         """What stands for a tensor: items of one that is not written are the same whenever they are taken."""
         made = self._made.get(slot)
         if made is None or made[1] != "aten.select.int" or made[3]:

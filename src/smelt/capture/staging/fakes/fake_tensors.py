@@ -96,7 +96,7 @@ class FakeRecorder(Recorder):
 
     # --- scopes: what is recorded inside a region is known there only ------------------------------------------------
 
-    def enter(self) -> Any:
+    def enter(self) -> object:
         """Record into a new list; what `leave` takes."""
         saved = self.records, dict(self._slots)
         self.records = []
@@ -487,7 +487,7 @@ class FakeRecorder(Recorder):
     def _sized_by_known(self, overload: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result where all that decides its sizes depends on no data: of the operator on that, the rest zeros."""
 
-        def stand_in(arg: object) -> Any:
+        def stand_in(arg: object) -> object:
             if isinstance(arg, (list, tuple)):
                 return [stand_in(item) for item in arg]
             if not isinstance(arg, torch.Tensor) or not self.slot_of(arg).family.tainted:
@@ -577,7 +577,7 @@ class FakeRecorder(Recorder):
         with unseen():
             return laid_as_on_cpu(self.shadows, self.session.size_trace, info, args, kwargs, said)
 
-    def _tried(self, info: OpInfo, args: list[Any], kwargs: dict[str, Any], refused: bool = False) -> Any:
+    def _tried(self, info: OpInfo, args: list[Any], kwargs: dict[str, Any], refused: bool = False) -> object:
         """What the operator gives on the CPU, DEAD where trials do not tell."""
         if info.writes or info.sized_by is not None:
             return DEAD
@@ -619,7 +619,7 @@ class FakeRecorder(Recorder):
             self._define_one([r if r is DEAD else r[i] for r in results], family) for i in range(info.result_count)
         )
 
-    def _define_one(self, results: list[Any], family: Family) -> Any:
+    def _define_one(self, results: list[Any], family: Family) -> object:
         first = results[0]
         if isinstance(first, (list, tuple)):
             if any(r is not DEAD and len(r) != len(first) for r in results):
@@ -644,7 +644,7 @@ class FakeRecorder(Recorder):
     def _scalar(
         self, overload: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], noted: list[Any],
         operands: list[Slot],
-    ) -> Any:  # fmt: skip
+    ) -> object:  # fmt: skip
         session = self.session
         if info.short in ("item", "_local_scalar_dense"):
             return session.item(args[0])

@@ -106,7 +106,7 @@ class KnownLayouts:
         made = [self._made(one, args) for one in laid]
         return made[0] if is_one else tuple(made)
 
-    def _made(self, laid: _Laid, args: Sequence[object]) -> Any:
+    def _made(self, laid: _Laid, args: Sequence[object]) -> object:
         dtype, sizes, steps, device, of = laid
         if of is None:
             return self._shadows.direct(dtype, self._shown(sizes), self._shown(steps), device)
@@ -151,7 +151,7 @@ class KnownLayouts:
             return ()
         return len(trace.guards), len(trace.known), len(trace.known_floats), len(trace.examples)
 
-    def _part(self, arg: Any, at_start: bool) -> Any:
+    def _part(self, arg: Any, at_start: bool) -> object:
         if isinstance(arg, torch.Tensor):
             if not _is_plain(arg) or (at_start and not _is_at_start(arg)):
                 raise _Unknown

@@ -213,7 +213,7 @@ def _replaced(
     steps: Sequence[Sequence[object] | None],
     *,
     is_copy: bool = False,
-) -> Any:
+) -> object:
     """Results with these strides. is_copy: and with memory of their own."""
     made: dict[int, Any] = {}
     for one, own in zip(results, steps, strict=True):
@@ -223,7 +223,7 @@ def _replaced(
     return _with(result, made)
 
 
-def _with(result: Any, made: Mapping[int, Any]) -> Any:
+def _with(result: Any, made: Mapping[int, Any]) -> object:
     if not made or isinstance(result, torch.Tensor):
         return made.get(id(result), result)
     laid = [_with(one, made) for one in result]
@@ -280,7 +280,7 @@ def _numbers(numbers: Sequence[object]) -> tuple[Any, ...]:
     return tuple(map(number_of, numbers))
 
 
-def _resolved(number: Any) -> Any:
+def _resolved(number: Any) -> object:
     return number.trace.number(number.trace.resolved(number.poly)) if is_symbolic(number) else number
 
 

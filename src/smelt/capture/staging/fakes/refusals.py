@@ -94,7 +94,7 @@ def _form(arg: object) -> object:
     return _Number(kind, arg)
 
 
-def _made(form: Any, length: int) -> Any:
+def _made(form: Any, length: int) -> object:
     if isinstance(form, _Tensor):
         return torch.ones(() if form.is_scalar else length, dtype=form.dtype, device="cpu")
     return form.kind(form.value) if form.kind in (int, float, bool) else form.value

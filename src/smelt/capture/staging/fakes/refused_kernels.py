@@ -107,7 +107,7 @@ def in_eagers_words(overload: Any, args: Sequence[Any], kwargs: Mapping[str, obj
     return error
 
 
-def _zeros(arg: object) -> Any:
+def _zeros(arg: object) -> object:
     if isinstance(arg, (list, tuple)):
         return [_zeros(item) for item in arg]
     if not isinstance(arg, torch.Tensor):

@@ -10,6 +10,7 @@ Invariant: an operation on staged values records one `py.*` operator and compute
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -128,21 +129,21 @@ class Node:
     __str__ = _graph_repr
 
 
-def _forward(op: str) -> object:
+def _forward(op: str) -> Callable[..., object]:
     def method(self: object, other: object) -> Any:
         return current.session().binary(op, self, other)
 
     return method
 
 
-def _reverse(op: str) -> Any:
+def _reverse(op: str) -> Callable[..., object]:
     def method(self: object, other: object) -> Any:
         return current.session().binary(op, other, self)
 
     return method
 
 
-def _unary(op: str) -> object:
+def _unary(op: str) -> Callable[..., object]:
     def method(self: object) -> Any:
         return current.session().emit(op, self)
 
@@ -157,10 +158,10 @@ class _Staged:
     def __bool__(self) -> bool:
         return current.session().truth(self)
 
-    def __round__(self, digits: object = None) -> Any:
+    def __round__(self, digits: object = None) -> object:
         return current.session().emit("py.round", self, *(() if digits is None else (digits,)))
 
-    def __pow__(self, other: object, modulus: object = None) -> Any:
+    def __pow__(self, other: object, modulus: object = None) -> object:
         session = current.session()
         if modulus is None:
             return session.binary("py.pow", self, other)
@@ -197,7 +198,7 @@ for _name in ("neg", "pos", "abs", "invert"):
     setattr(_Staged, f"__{_name}__", _unary(f"py.{_name}"))
 
 
-def _call(function: str) -> Any:
+def _call(function: str) -> Callable[..., object]:
     def method(self: object) -> Any:
         return current.session().emit("py.call", function, self)
 
@@ -208,7 +209,7 @@ for _name in ("floor", "ceil", "trunc"):
     setattr(_Staged, f"__{_name}__", _call(f"math.{_name}"))
 
 
-def _specialized(kind: type) -> object:
+def _specialized(kind: type) -> Callable[..., object]:
     def method(self: object) -> Any:
         return kind(current.session().specialize(slot_of(self)))
 
@@ -224,7 +225,7 @@ def _itself(self: object) -> object:
     return self
 
 
-def _as_int(self: object) -> Any:
+def _as_int(self: object) -> object:
     return current.session().emit("py.int", self)
 
 
@@ -247,7 +248,7 @@ class StagedInt(_Staged, SymInt):
     __float__ = _specialized(float)
 
     @property
-    def is_integer(self) -> Any:
+    def is_integer(self) -> object:
         return int_is_integer(self)
 
 
@@ -341,7 +342,7 @@ def wrap(slot: ScalarSlot) -> Any:
     return StagedBool(Node(slot)) if slot.type == BOOL else StagedObject(slot)
 
 
-def wrap_as(slot: ScalarSlot, like: Any) -> Any:
+def wrap_as(slot: ScalarSlot, like: Any) -> object:
     """The Python value that stands for a slot, of the class that another one has in the program."""
     return wrap(slot) if class_of(like) is None else type(like)(slot)
 

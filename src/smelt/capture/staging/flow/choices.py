@@ -48,7 +48,7 @@ def _is_equal(session: Session, number: object, i: int) -> Callable[[], Any]:
 
 def at_number(
     session: Session, runtime: Runtime, items: Sequence[object], number: object, error: Callable[[Exception], Any]
-) -> Any:
+) -> object:
     """The item at a staged number. error: notes an exception of the program's. Raises: IndexError, in eager's words."""
     found = list(items)
     for i, item in enumerate(found):
@@ -65,7 +65,7 @@ def at_number(
     raise error(IndexError(said))
 
 
-def at_key(session: Session, table: Mapping[Any, object], key: object, error: Callable[[Exception], Any]) -> Any:
+def at_key(session: Session, table: Mapping[Any, object], key: object, error: Callable[[Exception], Any]) -> object:
     """The item at a staged key. error: notes an exception of the program's. Raises: KeyError."""
     for known in table:
         if session.fork(slot_of(session.emit("py.eq", key, known))):

@@ -415,13 +415,15 @@ class StagingRuntime(PlainRuntime):
 
     # --- expressions -------------------------------------------------------------------------------------------------
 
-    def ifexp(self, at: int, test: Any, then: Any, orelse: Any) -> Any:
+    def ifexp(self, at: int, test: Any, then: Any, orelse: Any) -> object:
         slot = condition(self.session, test)
         if slot is None:
             return then() if test else orelse()
         return self._choose(at, slot, then, orelse, then)
 
-    def _choose(self, at: int, slot: Any, then: Callable[[], object], orelse: Callable[[], object], part: Any) -> Any:
+    def _choose(
+        self, at: int, slot: Any, then: Callable[[], object], orelse: Callable[[], object], part: Any
+    ) -> object:
         """What one of two expressions gives. part: one of them, or what is asked, as the program has it: on one line
         there may be several."""
         held: list[Any] = [None]
@@ -441,7 +443,7 @@ class StagingRuntime(PlainRuntime):
         branch(self.session, _key(at, ("choose", *_columns(part.__code__))), slot, first, second, ("value",), get, set_)
         return held[0]
 
-    def and_(self, at: int, *thunks: Any) -> Any:
+    def and_(self, at: int, *thunks: Any) -> object:
         value = thunks[0]()
         if len(thunks) == 1:
             return value
@@ -450,7 +452,7 @@ class StagingRuntime(PlainRuntime):
             return self.and_(at, *thunks[1:]) if value else value
         return self._choose(at, slot, lambda: self.and_(at, *thunks[1:]), lambda: _known(value, False), thunks[0])
 
-    def or_(self, at: int, *thunks: Any) -> Any:
+    def or_(self, at: int, *thunks: Any) -> object:
         value = thunks[0]()
         if len(thunks) == 1:
             return value
@@ -463,7 +465,7 @@ class StagingRuntime(PlainRuntime):
         slot = condition(self.session, value)
         return (not value) if slot is None else self.session.emit("py.not_", _staged(self.session, value))
 
-    def truth(self, at: int, value: object) -> Any:
+    def truth(self, at: int, value: object) -> object:
         return bool(value) if condition(self.session, value) is None else _staged(self.session, value)
 
     def compare(self, at: int, left: Any, *rest: Any) -> Any:
@@ -477,7 +479,7 @@ class StagingRuntime(PlainRuntime):
             return self.compare(at, right, *rest[1:]) if value else value
         return self._choose(at, slot, lambda: self.compare(at, right, *rest[1:]), lambda: _known(value, False), thunk)
 
-    def _compare(self, op: str, left: object, right: object) -> Any:
+    def _compare(self, op: str, left: object, right: object) -> object:
         _use(self.session, left, right)
         if op in ("in", "not in"):
             found = self.contains(0, left, right)
@@ -514,7 +516,7 @@ class StagingRuntime(PlainRuntime):
         pairs = [pair for pair in zip(left, right, strict=True) if any(map(self._is_data, pair)) or pair[0] != pair[1]]
         return self.and_(0, *(lambda a=a, b=b: equal(a, b) for a, b in pairs))
 
-    def _identical(self, left: object, right: object) -> Any:
+    def _identical(self, left: object, right: object) -> object:
         if left is right:
             return True
         for one, other in ((left, right), (right, left)):
@@ -527,7 +529,7 @@ class StagingRuntime(PlainRuntime):
                 return False
         return self.session.cannot("the program reads the identity of a number that depends on data")
 
-    def contains(self, at: int, item: Any, c: Any) -> Any:
+    def contains(self, at: int, item: Any, c: Any) -> object:
         session = self.session
         _use(session, item, c)
         if isinstance(c, torch.Tensor) and session.recorder.slot_of(c).family.tainted:
@@ -556,7 +558,7 @@ class StagingRuntime(PlainRuntime):
     def called_here(self, at: int, fn: object) -> object:
         return calls.called_here(self.session, fn)
 
-    def getattr_(self, at: int, o: object, name: str) -> Any:
+    def getattr_(self, at: int, o: object, name: str) -> object:
         if type(o) is Appending and name == "append":
             o = o.items
         _use(self.session, o)
@@ -593,7 +595,7 @@ class StagingRuntime(PlainRuntime):
     def _is_data_of_tensor(self, value: object) -> bool:
         return isinstance(value, torch.Tensor) and bool(self.session.recorder.slot_of(value).family.tainted)
 
-    def _whole(self, value: object) -> Any:
+    def _whole(self, value: object) -> object:
         """A number by which a list may be asked, staged. Raises: CannotStage for one that is none."""
         number = self.session.item(value) if isinstance(value, torch.Tensor) else value
         if slot_of(number).type not in (INT, BOOL):
@@ -646,14 +648,14 @@ class StagingRuntime(PlainRuntime):
             return self.binop(at, op, a, b)
         return _PLAIN.inplace(at, op, a, b)
 
-    def unop(self, at: int, op: str, a: object) -> Any:
+    def unop(self, at: int, op: str, a: object) -> object:
         _use(self.session, a)
         return self.session.emit(f"py.{UNARY_BY_SYMBOL[op].name}", a) if is_staged(a) else _PLAIN.unop(at, op, a)
 
-    def fstring(self, at: int, parts: Any) -> Any:
+    def fstring(self, at: int, parts: Any) -> object:
         return self.session.emit("py.join", *parts) if any(map(is_staged, parts)) else "".join(parts)
 
-    def format_value(self, at: int, v: object, conversion: str | None, spec: object) -> Any:
+    def format_value(self, at: int, v: object, conversion: str | None, spec: object) -> object:
         _use(self.session, v, spec)
         is_said_here = self._is_data(v) or is_said(self.session, v)
         has_own = not is_said_here and getattr(type(v), "__format__", None) is object.__format__
@@ -684,7 +686,7 @@ class StagingRuntime(PlainRuntime):
             self.session.cannot("a traced range or list was unpacked")
         return iterable
 
-    def matched(self, at: int, subject: object, longest: int | None) -> Any:
+    def matched(self, at: int, subject: object, longest: int | None) -> object:
         """A staged list as one of Python's, on a path for each length that it may have."""
         session = self.session
         _use(session, subject)
@@ -757,13 +759,13 @@ def _is_number(value: object) -> bool:
     return type(value) in (int, float, bool)
 
 
-def _staged(session: Session, value: object) -> Any:
+def _staged(session: Session, value: object) -> object:
     """The truth of a tensor or of a traced value as a traced bool."""
     slot = condition(session, value)
     return session.emit("py.bool", value) if isinstance(value, torch.Tensor) else wrap(slot)  # type: ignore[arg-type]
 
 
-def _known(value: object, answer: bool) -> Any:
+def _known(value: object, answer: bool) -> object:
     """What a value is where its truth is known: a bool is that."""
     return answer if is_staged(value) and slot_of(value).type == BOOL else value
 
@@ -792,7 +794,7 @@ def _all_known(session: Session, value: object) -> bool:
     return not isinstance(value, torch.Tensor) or slot_type(session.recorder.slot_of(value)).is_static
 
 
-def _plain_bool(session: Session, value: object) -> Any:
+def _plain_bool(session: Session, value: object) -> object:
     return bool(value) if condition(session, value) is None else _staged(session, value)
 
 

@@ -32,7 +32,7 @@ class StagedSequence:
         """Start, stop and step of the index that `item_at` takes."""
         return (0, self.length(), 1)
 
-    def item_at(self, index: object) -> Any:
+    def item_at(self, index: object) -> object:
         """The item at an index of `bounds`."""
         return self.item(index)
 
@@ -63,7 +63,7 @@ class StagedRange(StagedSequence):
     def bounds(self) -> tuple[Any, Any, Any]:
         return (self.start, self.stop, self.step)
 
-    def item_at(self, index: object) -> Any:
+    def item_at(self, index: object) -> object:
         return index
 
     def known_length(self) -> int | None:
@@ -104,7 +104,7 @@ class StagedRange(StagedSequence):
     def __iter__(self) -> Any:
         return iter(self.whole())
 
-    def __reversed__(self) -> Any:
+    def __reversed__(self) -> object:
         return Once(self.session, self.backward(), lambda: reversed(self.whole()))
 
     def backward(self) -> StagedRange | None:
@@ -128,7 +128,7 @@ class StagedRange(StagedSequence):
         """The range as a value of the graph."""
         return self.session.emit("py.call", "range", *self.bounds())
 
-    def equals(self, other: object) -> Any:
+    def equals(self, other: object) -> object:
         """`self == other`, asked in the graph."""
         if not isinstance(other, range) and (not is_staged(other) or slot_of(other).type != ANY):
             return False
@@ -176,7 +176,7 @@ class KnownRange(StagedSequence):
     def bounds(self) -> tuple[int, int, int]:
         return (self.numbers.start, self.numbers.stop, self.numbers.step)
 
-    def item_at(self, index: object) -> Any:
+    def item_at(self, index: object) -> object:
         return index
 
 
@@ -237,7 +237,7 @@ class Once(StagedSequence):
     def __iter__(self) -> Any:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         self._check_level()
         if self.is_spent:
             raise StopIteration
@@ -275,7 +275,7 @@ class Count:
         self.start = start
 
 
-def _item(session: Session, part: Any, number: Any) -> Any:
+def _item(session: Session, part: Any, number: Any) -> object:
     if isinstance(part, list) and not is_staged(number):
         return part[number]
     if isinstance(part, Count):

@@ -252,7 +252,7 @@ class Loop:
                 values[number] = Pending(values[number], flag)
         return tuple(values)
 
-    def _param(self, place: Place, params: list[Slot]) -> Any:
+    def _param(self, place: Place, params: list[Slot]) -> object:
         leaves, build = take_apart(place.init)
         made = []
         for i, leaf in enumerate(leaves):
@@ -554,7 +554,7 @@ class Loop:
             values[number] = Poison(self.names[number], ("loop", self.key))
         self.set(self._pend(values))
 
-    def _known(self, place: Place, before: Any, after: Any, slot: Slot, first: Slot, last: Any) -> Any:
+    def _known(self, place: Place, before: Any, after: Any, slot: Slot, first: Slot, last: Any) -> object:
         """What a place holds behind the loop, as Python knows it where it knows how many iterations there are.
 
         before: what it held; after: what the loop gives, in a slot. first, last: of one iteration.
@@ -662,7 +662,7 @@ def run_loop(loop: Callable[[], Loop]) -> Loop:
 
 def grown_over(
     session: Session, key: Any, items: list[Any], names: Sequence[str], get: Get, set_: Set, body: Callable[..., None]
-) -> Any:
+) -> object:
     """What a loop over a list goes over: a staged one where the list is known to grow in it, in some runs."""
     found = next((w for w in session.whole if isinstance(w, tuple) and w[:2] == ("over", key)), None)
     if found is None:

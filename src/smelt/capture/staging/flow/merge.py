@@ -64,7 +64,7 @@ def is_result(name: str) -> bool:
     return name.startswith(f"{HIDDEN}value")
 
 
-def flag_in(names: Sequence[str], values: Sequence[object]) -> Any:
+def flag_in(names: Sequence[str], values: Sequence[object]) -> object:
     """What tells whether a function has come to a `return`, None where that is not among the names."""
     return next((v for n, v in zip(names, values, strict=True) if n.startswith(f"{HIDDEN}returned")), None)
 
@@ -188,7 +188,7 @@ class Merger:
             return [self.merge(x, y) for x, y in zip(left, right, strict=True)]
         return self.merge(left, right)
 
-    def _values(self, a: Any, b: Any) -> Any:
+    def _values(self, a: Any, b: Any) -> object:
         if not self.names:
             return self.merge(a, b)
         count = len(self.names)
@@ -245,7 +245,7 @@ class Merger:
             return Pending(self._either(right if a is None else left, is_left=b is None))
         return Pending(self.merge(left, right))
 
-    def _either(self, value: Any, is_left: bool) -> Any:
+    def _either(self, value: Any, is_left: bool) -> object:
         """A value that one path has, where the other has none and will not be asked: any of the type will do."""
         if isinstance(value, torch.Tensor):
             if self.session.recorder.knows(value):
@@ -274,7 +274,7 @@ class Merger:
 
     # --- two values --------------------------------------------------------------------------------------------------
 
-    def merge(self, a: object, b: object) -> Any:
+    def merge(self, a: object, b: object) -> object:
         """One value for two. Raises: CannotMerge."""
         if a is _RAISED or b is _RAISED:
             return self._export(b if a is _RAISED else a)
@@ -378,7 +378,7 @@ class Merger:
 
         return standing
 
-    def _tensors(self, a: torch.Tensor, b: torch.Tensor) -> Any:
+    def _tensors(self, a: torch.Tensor, b: torch.Tensor) -> object:
         recorder = self.session.recorder
         left, right = recorder.slot_of(a), recorder.slot_of(b)
         if self.session.resolved(left) is self.session.resolved(right):
@@ -428,7 +428,7 @@ class Merger:
         self._yield(left, right, found)
         return wrap_as(found, a)
 
-    def _export(self, value: object) -> Any:
+    def _export(self, value: object) -> object:
         """What one path left, where the other ends in an exception."""
         key = (id(value), id(_RAISED))
         if key not in self._memo:
@@ -463,7 +463,7 @@ class Merger:
             return value
         return value if value is UNDEF or isinstance(value, Poison) else self._fail(f"a {_kind(value)} of one path")
 
-    def _through(self, value: torch.Tensor) -> Any:
+    def _through(self, value: torch.Tensor) -> object:
         session = self.session
         slot = session.inner_slot(value)
         result, found = session.tensor_of(tensor_type_of(slot), value)

@@ -142,7 +142,7 @@ def _sortable(session: Session, keys: Sequence[Any]) -> list[Any] | None:
     return None if len(set(floats)) < len(floats) else list(keys)
 
 
-def _kind(key: Any) -> Any:
+def _kind(key: Any) -> object:
     if is_staged(key):
         kind = slot_of(key).type
         return kind if kind in _SORTABLE else None
@@ -168,12 +168,12 @@ class _Picks:
         self.made: dict[tuple[int, ...], Any] = {}
         self.lists: dict[tuple[int, ...], StagedObject] = {}
 
-    def one_of(self, values: Sequence[object], number: object) -> Any:
+    def one_of(self, values: Sequence[object], number: object) -> object:
         """The value of a number. Raises: CannotMerge where the values are not alike."""
         self.number, self.made = number, {}
         return self._any(values)
 
-    def _any(self, values: Sequence[object]) -> Any:
+    def _any(self, values: Sequence[object]) -> object:
         first = values[0]
         if all(value is first for value in values):
             return first

@@ -30,7 +30,7 @@ def take_apart(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
         sizes = [len(leaves) for leaves, _ in parts]
         kind = type(value)
 
-        def build(leaves: list[Any]) -> Any:
+        def build(leaves: list[Any]) -> object:
             items, at = [], 0
             for size, (_, inner) in zip(sizes, parts, strict=True):
                 items.append(inner(leaves[at : at + size]))
@@ -51,7 +51,7 @@ def _has_items(value: object) -> bool:
     return type(value) in (tuple, list) or is_named
 
 
-def shape_of(value: Any) -> Any:
+def shape_of(value: Any) -> object:
     """The structure of nested containers without their leaves."""
     if _has_items(value):
         return (type(value), tuple(map(shape_of, value)))

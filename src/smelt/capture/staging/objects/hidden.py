@@ -249,7 +249,7 @@ def _places(value: Any) -> Iterator[Any]:
     return iter(sys.modules["numpy"].ndindex(value.shape))
 
 
-def _array_of(value: Any, elements: bytes) -> Any:
+def _array_of(value: Any, elements: bytes) -> object:
     return sys.modules["numpy"].frombuffer(elements, dtype=value.dtype).reshape(value.shape)
 
 

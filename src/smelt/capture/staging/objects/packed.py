@@ -30,7 +30,7 @@ class Packed:
         if op == PACK and isinstance(slots[1], Slot):
             self._batches[slots[1]] = size(args[1], 0)
 
-    def batch(self, steps: Slot) -> Any:
+    def batch(self, steps: Slot) -> object:
         """The number of sequences, by the steps of a batch; None where it is not known."""
         return None if steps.family.written else self._batches.get(steps)
 

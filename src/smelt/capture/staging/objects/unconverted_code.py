@@ -203,7 +203,7 @@ class Watch:
         frame.f_trace_lines = False
         return self._leave
 
-    def _leave(self, frame: Any, event: str, arg: Any) -> Any:
+    def _leave(self, frame: Any, event: str, arg: Any) -> object:
         if event == "return" and self._kind(frame.f_back) == _FOREIGN:
             code, held = frame.f_code, frame.f_locals
             given = [held.get(name) for name in code.co_varnames[: code.co_argcount]]
