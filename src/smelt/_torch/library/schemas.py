@@ -6,10 +6,10 @@ the same object comes from `torch._C._get_schema`. The classes of operators are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -19,6 +19,12 @@ OpOverload: Any = type(torch.ops.aten.add.Tensor)
 OPERATORS: tuple[type, ...] = (OpOverload, type(torch.ops.aten.add))
 """The classes of an operator's overload, and of all its overloads together."""
 _Namespace: Any = type(torch.ops.aten)
+
+Overload: TypeAlias = "torch._ops.OpOverload"
+OpArgs: TypeAlias = Sequence[Any]
+"""An operator's arguments by position, each of the kind that its schema names."""
+OpKwargs: TypeAlias = dict[str, Any]
+"""An operator's arguments by name."""
 
 
 @record

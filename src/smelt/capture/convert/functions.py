@@ -23,7 +23,7 @@ _ITEMS = f"{HIDDEN}items"
 class Functions(Assignments):
     """Lowers functions and comprehensions."""
 
-    def block(self, statements: list[object]) -> None:
+    def block(self, statements: list[ast.stmt]) -> None:
         """Statements in the form that `Structure` gives."""
         raise NotImplementedError
 
@@ -41,7 +41,7 @@ class Functions(Assignments):
             new.returns = node.returns
         return new
 
-    def _function_body(self, scope: Scope, statements: list[Any]) -> list[ast.stmt]:
+    def _function_body(self, scope: Scope, statements: list[ast.stmt]) -> list[ast.stmt]:
         out: list[ast.stmt] = []
         first = statements[0]
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
@@ -110,7 +110,7 @@ class Functions(Assignments):
         scope = self.names.scopes[node]
         level = Level()
         is_generator = kind == "generator"
-        statements: list[Any] = [] if is_generator else [_as_loop(node, kind)]
+        statements: list[ast.stmt] = [] if is_generator else [_as_loop(node, kind)]
         if kind in ("any", "all"):
             statements.append(ast.copy_location(ast.Return(self.constant(kind == "all")), node))
         statements = self.structure.block(statements, level)

@@ -111,7 +111,7 @@ def choose(rt: Runtime, at: int, test: object, then: Thunk, orelse: Thunk, held:
         nonlocal result
         result = orelse()
 
-    def get_all() -> tuple[Any, ...]:
+    def get_all() -> tuple[object, ...]:
         return (*get(), result)
 
     def set_all(values: tuple[object, ...]) -> None:
@@ -216,7 +216,7 @@ def consume(
     fn: object,
     name: str,
     whole: Callable[[Any], Any],
-    lazy: Callable[[Any], GeneratorType[Any, Any, Any]],
+    lazy: Callable[[object], GeneratorType[object, object, object]],
     iterable: object,
     args: tuple[object, ...],
     kwargs: dict[str, Any],

@@ -101,7 +101,7 @@ class Runtime(Protocol):
     def format_value(self, at: int, v: object, conversion: str | None, spec: object) -> object:
         """`conversion` is "s", "r", "a" or None; `spec` is a string (or what `fstring` made), empty where none is."""
 
-    def iterate(self, at: int, iterable: object) -> Iterable[Any]:
+    def iterate(self, at: int, iterable: object) -> Iterable[object]:
         """What Python itself is to iterate: the right side of an unpacking, the source of a generator expression."""
 
     def starred(self, at: int, rest: list[object]) -> object:
@@ -243,7 +243,7 @@ class PlainRuntime:
     def format_value(self, at: int, v: Any, conversion: str | None, spec: Any) -> object:
         return format(v if conversion is None else _CONVERT[conversion](v), spec)
 
-    def iterate(self, at: int, iterable: Any) -> Iterable[Any]:
+    def iterate(self, at: int, iterable: Any) -> Iterable[object]:
         return iterable
 
     def starred(self, at: int, rest: list[object]) -> object:

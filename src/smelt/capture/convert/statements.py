@@ -26,14 +26,14 @@ _ITEM = f"{HIDDEN}item"
 class Statements(Functions):
     """Lowers statements into `out`."""
 
-    def block(self, statements: list[Any]) -> None:
+    def block(self, statements: list[ast.stmt]) -> None:
         """Statements in the form that `Structure` gives."""
         for node in statements:
             self.stand_at(node)
             method: Callable[[Any], None] = getattr(self, f"_do_{type(node).__name__}")
             method(node)
 
-    def statements_thunk(self, name: str, statements: list[Any], args: ast.arguments = NO_ARGUMENTS) -> ast.expr:
+    def statements_thunk(self, name: str, statements: list[ast.stmt], args: ast.arguments = NO_ARGUMENTS) -> ast.expr:
         """Statements as a function; what it binds is bound for the enclosing statement."""
         if not statements:
             return self.attribute(self.name(HELPERS), "nothing")
@@ -71,7 +71,7 @@ class Statements(Functions):
         assert flag
         self._unless(flag, "rest", node.body)
 
-    def _unless(self, flag: str, name: str, statements: list[Any]) -> None:
+    def _unless(self, flag: str, name: str, statements: list[ast.stmt]) -> None:
         place = self.place
         with self.gathered() as writes:
             arm = self.statements_thunk(name, statements)
@@ -224,7 +224,7 @@ class Statements(Functions):
         parts = [self.constant(None) if p is None else self.arm(p) for p in (node.exc, node.cause)]
         self.emit_expr(self.ask("raise_", *parts))
 
-    def _nested(self, statements: list[Any]) -> list[ast.stmt]:
+    def _nested(self, statements: list[ast.stmt]) -> list[ast.stmt]:
         """Statements that stay in the function they are in."""
         saved, self.out = self.out, []
         self.block(statements)
@@ -238,7 +238,7 @@ class Statements(Functions):
         # An exit may swallow what was raised before a variable had a value.
         self.body.sure = before
 
-    def _with(self, items: list[ast.withitem], statements: list[Any]) -> None:
+    def _with(self, items: list[ast.withitem], statements: list[ast.stmt]) -> None:
         place = self.place
         item, *others = items
         context = self.expr(item.context_expr)

@@ -79,7 +79,7 @@ class Loop:
     end_col_offset: int = 0
 
 
-def exits_of_all(statements: list[Any]) -> frozenset[str]:
+def exits_of_all(statements: list[ast.stmt]) -> frozenset[str]:
     """How control may leave a list of statements, apart from exceptions."""
     found = _NO_EXITS
     for statement in statements:
@@ -121,7 +121,7 @@ def _exits(node: object) -> frozenset[str]:
     return _NO_EXITS
 
 
-def _may_be_dropped(statements: list[Any]) -> frozenset[str]:
+def _may_be_dropped(statements: list[ast.stmt]) -> frozenset[str]:
     """The ways out of statements on which a `finally` or an exit still runs within them, and may raise."""
     found = _NO_EXITS
     for node in statements:
@@ -135,7 +135,7 @@ def _may_be_dropped(statements: list[Any]) -> frozenset[str]:
     return found
 
 
-def always_leaves(statements: list[Any]) -> bool:
+def always_leaves(statements: list[ast.stmt]) -> bool:
     """Whether control never comes to the end of a list of statements."""
     return any(_always(s) for s in statements)
 
@@ -163,7 +163,7 @@ class Structure:
         self._count += 1
         return f"{HIDDEN}{what}_{self._count}"
 
-    def block(self, statements: list[Any], level: Level) -> list[Any]:
+    def block(self, statements: list[ast.stmt], level: Level) -> list[Any]:
         """Statements of a level."""
         out: list[Any] = []
         left = list(statements)
@@ -197,7 +197,9 @@ class Structure:
                 loop.leaves = bool(kinds & {BREAK, RETURN})
                 return _placed(loop, node)
             case ast.With(items=[first, *others]):
-                inside = [ast.copy_location(ast.With(others, node.body), node)] if others else node.body
+                inside: list[ast.stmt] = node.body
+                if others:
+                    inside = [ast.copy_location(ast.With(others, node.body), node)]
                 body = self.block(inside, level)
                 if dropped := _may_be_dropped(inside):
                     # An exit that swallows what came up in another one.
@@ -229,7 +231,7 @@ class Structure:
 
     def _structural(
         self, pattern: ast.pattern, subject: str, is_guarded: bool
-    ) -> tuple[list[Any], ast.expr, list[ast.stmt]]:
+    ) -> tuple[list[object], ast.expr, list[ast.stmt]]:
         """A pattern that takes its subject apart: what stands before its test, the test, and what stands behind it
         where it held."""
         flag = self.fresh("matched")

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from smelt._torch.library.schemas import OpKwargs
 from smelt._torch.seen.shadow import Shadows
 from smelt.capture.dynamic.slots import SizeSlot
 from smelt.capture.dynamic.spec import Free, Origin, SizeFacts, SizeGuard, Spec
@@ -50,7 +51,7 @@ class Symbols:
     paths: list[str] = field(default_factory=list)
     containers: Mapping[int, str] = field(default_factory=dict)
     args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: OpKwargs = field(default_factory=dict)
     args_tree: Container = field(default_factory=lambda: Container("sequence", tuple, ()))
     kwargs_tree: Container = field(default_factory=lambda: Container("mapping", dict, ()))
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from smelt._torch.library.schemas import OpArgs, OpKwargs, Overload
 from smelt._torch.seen.dispatch import unseen
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.slots import SizeSlot
@@ -38,7 +39,7 @@ class KnownValues:
         return None if slot.family.written else self.values.get(slot)
 
     def note(
-        self, overload: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any], operands: Sequence[Slot],
+        self, overload: Overload, info: OpInfo, args: OpArgs, kwargs: OpKwargs, operands: Sequence[Slot],
         slots: Sequence[object], results: Any,
     ) -> None:  # fmt: skip
         """Compute an operator's results where all its operands are known."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from smelt._torch.library.schemas import OpArgs, OpKwargs
 from smelt._torch.seen.shadow import Shadows
 from smelt._torch.state import is_any_autocast
 from smelt.capture.dynamic.arithmetic import at_hand, is_symbolic
@@ -21,7 +22,7 @@ from smelt.capture.dynamic.values import sized
 from smelt.ops.record import Trait
 from smelt.ops.sets import where
 
-Rule = Callable[[Shadows, Sequence[Any], dict[str, Any]], Any]
+Rule = Callable[[Shadows, OpArgs, OpKwargs], Any]
 
 
 def _number(size: object) -> Any:
@@ -104,7 +105,7 @@ def _needs_grad(args: Sequence[object]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
 
 
-def _linear(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
+def _linear(shadows: Shadows, args: OpArgs, kwargs: OpKwargs) -> object:
     x, weight, *bias = args
     sizes = _row_major(x, but_for_ones=True)
     if sizes is None or weight.dim() != 2 or len(sizes) < 2 or x.dtype != weight.dtype:
@@ -117,7 +118,7 @@ def _linear(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> ob
     return _make(shadows, x, [*sizes[:-1], rows])
 
 
-def _layer_norm(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
+def _layer_norm(shadows: Shadows, args: OpArgs, kwargs: OpKwargs) -> object:
     x, shape, *rest = args
     sizes = _row_major(x)
     if sizes is None or not x.is_floating_point() or len(shape) > len(sizes) or not shape:
@@ -131,7 +132,7 @@ def _layer_norm(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -
     return _make(shadows, x, sizes)
 
 
-def _conv(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
+def _conv(shadows: Shadows, args: OpArgs, kwargs: OpKwargs) -> object:
     x, weight, *rest = args
     sizes, kernel = _row_major(x), _numbers(weight.shape)
     axes = x.dim() - 2
@@ -160,7 +161,7 @@ PACKED_LAYERS = frozenset(f"aten.{name}.data" for name in _LAYERS)
 TURNS = frozenset(f"aten.{name}.input" for name in _LAYERS) | PACKED_LAYERS
 
 
-def _recurrent(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
+def _recurrent(shadows: Shadows, args: OpArgs, kwargs: OpKwargs) -> object:
     """Of a sequence, its lengths and batch of any size; torch's kernels take one step after the other."""
     if kwargs or len(args) != 9:
         return None
@@ -189,7 +190,7 @@ def _recurrent(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) ->
     return tuple(found)
 
 
-def _packed(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
+def _packed(shadows: Shadows, args: OpArgs, kwargs: OpKwargs) -> object:
     """Of packed sequences: how many rows there are depends on data, and so does what torch's kernels take apart."""
     if kwargs or len(args) != 9:
         return None
@@ -211,12 +212,12 @@ def _lying(shadows: Shadows, like: torch.Tensor, sizes: list[object], steps: lis
     return None if plain is None else _laid(shadows, like.dtype, sizes, steps or plain, like.device)
 
 
-def _truth(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, object]) -> object:
+def _truth(shadows: Shadows, args: OpArgs, kwargs: dict[str, object]) -> object:
     """Of all elements: torch's own gives a Python object, which takes no symbols."""
     return _laid(shadows, torch.bool, [], [], args[0].device)
 
 
-def _filled(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, object]) -> object:
+def _filled(shadows: Shadows, args: OpArgs, kwargs: dict[str, object]) -> object:
     """Of a matrix of any sizes: torch's own asks for numbers. A write to all of it counts as this one does."""
     if args[0].dim() != 2:
         return None
@@ -224,7 +225,7 @@ def _filled(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, object]) ->
         return args[0].zero_()
 
 
-def _same_layout(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
+def _same_layout(shadows: Shadows, args: OpArgs, kwargs: OpKwargs) -> object:
     """Of one floating-point operand, element by element or along a dimension."""
     x = args[0]
     sizes = _row_major(x) if x.is_floating_point() else None
@@ -234,7 +235,7 @@ def _same_layout(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) 
     return _make(shadows, x, sizes)
 
 
-def _binary(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
+def _binary(shadows: Shadows, args: OpArgs, kwargs: OpKwargs) -> object:
     """Of two floating-point operands of one type, or of one and a number."""
     x, y = args
     sizes = _row_major(x) if x.is_floating_point() else None
@@ -254,7 +255,7 @@ def _binary(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> ob
     return _make(shadows, x, sizes)
 
 
-def _view(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
+def _view(shadows: Shadows, args: OpArgs, kwargs: OpKwargs) -> object:
     """To sizes of which at most one is left to be found, where the numbers of elements are plainly the same."""
     x, shape = args
     sizes = _row_major(x)

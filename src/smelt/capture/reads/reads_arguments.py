@@ -160,7 +160,7 @@ class ArgumentHeap:
         """Whether this is the id of one of the objects, or of one's attribute dict."""
         return place in self.by_id or place in self._spaces
 
-    def attributes_of(self, value: object) -> Mapping[str, Any] | None:
+    def attributes_of(self, value: object) -> Mapping[str, object] | None:
         """The attributes that an open object had when the call began; None for other objects."""
         if id(value) not in self.opened or id(value) not in self.by_id:
             return None
@@ -345,7 +345,7 @@ def slots_of(cls: type) -> list[tuple[str, Any]]:
     return list(found.items())
 
 
-def _parts(value: object, contents: Contents) -> Iterator[tuple[str, tuple[str, Any], Any]]:
+def _parts(value: object, contents: Contents) -> Iterator[tuple[str, tuple[str, object], object]]:
     """What an object holds, with the suffix of its place and the step there, in the order of a signature's leaves."""
     if isinstance(contents.items, dict):
         for text, (key, item) in zip(key_labels(contents.items), contents.items.items(), strict=True):
@@ -393,7 +393,7 @@ def is_same(before: Any, after: Any) -> bool:
     return isinstance(before, (*_PLAIN, torch.Size)) and same(before, after)
 
 
-def argument_parts(value: Any) -> list[tuple[str, Any]]:
+def argument_parts(value: Any) -> list[tuple[str, object]]:
     """The members of a structured argument with the text that selects each."""
     if dataclasses.is_dataclass(value):
         return [(attribute_label(f.name), getattr(value, f.name, None)) for f in dataclasses.fields(value)]

@@ -82,7 +82,7 @@ class Read(NamedTuple):
     namer: Callable[[int], str]
 
     @property
-    def spot(self) -> tuple[int, Any]:
+    def spot(self) -> tuple[int, object]:
         """What tells the place from others."""
         return id(self.owner), self.key
 

@@ -168,7 +168,7 @@ class State:
     is_settled: bool
 
 
-def state_places(roots: Roots, changes: list[Change]) -> tuple[State | None, tuple[int, Any] | None]:
+def state_places(roots: Roots, changes: list[Change]) -> tuple[State | None, tuple[int, object] | None]:
     """The places of all these changes; None where some have none, and the spot of such a one."""
     finder = _Finder(roots)
     try:
@@ -319,5 +319,5 @@ class _Finder:
             self.places[place.spot] = place
 
 
-def _members(copy: Any) -> Iterator[Any]:
+def _members(copy: Any) -> Iterator[object]:
     yield from copy.values() if isinstance(copy, dict) else copy

@@ -169,7 +169,7 @@ class TensorMarks:
         return Read(kind, owner, key, value, met.site, f"{met.name()}.{key}", owner, namer)
 
 
-def own_of(tensor: object) -> dict[str, Any]:
+def own_of(tensor: object) -> dict[str, object]:
     """The attributes that a tensor was given, but for marks that tell torch's own compiler how to treat it."""
     own = tensor.__dict__
     return {key: value for key, value in own.items() if not key.startswith("_dynamo_")} if own else {}

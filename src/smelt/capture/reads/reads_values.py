@@ -311,7 +311,7 @@ def is_user_class(cls: type) -> bool:
     return owner_kind(cls) == "user" and not issubclass(cls, Enum)
 
 
-def class_attributes(cls: type) -> dict[str, Any]:
+def class_attributes(cls: type) -> dict[str, object]:
     """The class's own attributes, without the special ones that Python keeps there."""
     return {
         k: v.__dict__.get(TRACKS, v) if type(v) is types.FunctionType else v  # as `own_attribute`

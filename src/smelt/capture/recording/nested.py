@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from smelt._torch.library.schemas import OpArgs
+
 if TYPE_CHECKING:
     from smelt.capture.recording.recorder import Recorder
 
@@ -40,7 +42,7 @@ class NestedTensors:
     def __init__(self) -> None:
         self._known: dict[int, _Padded] = {}
 
-    def note(self, recorder: Recorder, name: str, args: Sequence[Any], result: Any) -> bool:
+    def note(self, recorder: Recorder, name: str, args: OpArgs, result: Any) -> bool:
         """Record such a call; whether it was one. Raises: whatever the padded way raises."""
         if name == "_nested_tensor_from_mask_left_aligned":
             _expect_aligned(recorder, args[1], result)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from smelt._torch.library.schemas import Schema, read_schema, tag_names
+from smelt._torch.library.schemas import OpArgs, OpKwargs, Schema, read_schema, tag_names
 from smelt.ops.catalogue import record_of
 from smelt.ops.raises import may_raise_by_data
 from smelt.ops.ranks.collective_ops import name_of
@@ -70,7 +70,7 @@ class OpInfo:
     undeclared: Callable[[Sequence[object], dict[str, object]], tuple[Written, ...]] | None
     shares: int
     may_share: bool
-    sized_by: Callable[[Sequence[Any], dict[str, Any]], Sequence[Any]] | None
+    sized_by: Callable[[OpArgs, OpKwargs], Sequence[Any]] | None
     raises: bool = False
     is_collective: bool = False
 
@@ -122,13 +122,13 @@ def _undeclared(
         return None
     names_of = record.writes
 
-    def found(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Written, ...]:
+    def found(args: OpArgs, kwargs: OpKwargs) -> tuple[Written, ...]:
         return tuple((name, positions.get(name)) for name in names_of(arguments_of(schema, args, kwargs)))
 
     return found
 
 
-def _masks(args: Sequence[Any], kwargs: dict[str, object]) -> Sequence[object]:
+def _masks(args: OpArgs, kwargs: dict[str, object]) -> Sequence[object]:
     return [t for t in args[1] if t is not None and t.dtype in (torch.bool, torch.uint8)]
 
 
@@ -140,7 +140,7 @@ def _repeats(args: Sequence[object], kwargs: dict[str, object]) -> Sequence[obje
     return [repeats] if isinstance(repeats, torch.Tensor) else []
 
 
-def _one_hot(args: Sequence[Any], kwargs: dict[str, object]) -> Sequence[object]:
+def _one_hot(args: OpArgs, kwargs: dict[str, object]) -> Sequence[object]:
     return [] if len(args) > 1 and args[1] >= 0 else [args[0]]
 
 

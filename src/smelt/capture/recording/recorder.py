@@ -19,6 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from smelt._torch.collectives import is_functional, wait
+from smelt._torch.library.schemas import OpArgs, OpKwargs, Overload
 from smelt._torch.seen.mode_regions import Regions
 from smelt._torch.seen.record_modes import Modes, modes
 from smelt._torch.seen.record_patches import (
@@ -123,8 +124,8 @@ class Record(NamedTuple):
     """One operator call: arguments with slots for tensors, the results likewise (None for a missing one)."""
 
     info: OpInfo
-    args: Sequence[Any]
-    kwargs: dict[str, Any]
+    args: OpArgs
+    kwargs: OpKwargs
     results: tuple[Any, ...]
     site: Site | None
     scope: str
@@ -239,7 +240,7 @@ class Recorder:
 
     # --- the hot path: about 4 us an operator -----------------------------------------------------------------------
 
-    def record(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record(self, overload: Overload, args: OpArgs, kwargs: OpKwargs) -> Any:
         """Run an operator and note it. Raises: whatever the operator raises, and nothing else."""
         try:
             result = overload(*args, **kwargs)
@@ -252,9 +253,9 @@ class Recorder:
     def _quietly(
         self,
         note: Callable[..., None],
-        overload: object,
-        args: tuple[object, ...],
-        kwargs: dict[str, Any],
+        overload: Overload,
+        args: OpArgs,
+        kwargs: OpKwargs,
         result: object,
     ) -> None:
         """Note what a call did, unseen by what watches the program."""
@@ -277,7 +278,7 @@ class Recorder:
         except Exception as broken:
             self._broken(broken, getattr(note, "__name__", "a note"), (tensor,))
 
-    def _note_error(self, info: OpInfo, args: tuple[object, ...], kwargs: dict[str, Any], raised: Exception) -> None:
+    def _note_error(self, info: OpInfo, args: tuple[object, ...], kwargs: OpKwargs, raised: Exception) -> None:
         """An operator raised: where data made it and the program catches that, it has read them."""
         writes = bool(info.written(args, kwargs))
         self.is_unseen |= writes
@@ -308,7 +309,7 @@ class Recorder:
                 "S0104",
             )
 
-    def _expect_error(self, info: OpInfo, slot: Slot, noted: list[Any], named: dict[str, Any], text: str) -> bool:
+    def _expect_error(self, info: OpInfo, slot: Slot, noted: list[Any], named: OpKwargs, text: str) -> bool:
         """Record what an operator raises here, or that it does not; whether it could be."""
         name = info.name
         if info.written(noted, named):
@@ -322,7 +323,7 @@ class Recorder:
         self._note_conversion("S0101", slot, f"error of {info.short}", text)
         return True
 
-    def _note(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def _note(self, info: OpInfo, args: OpArgs, kwargs: OpKwargs, result: Any) -> None:
         if info.short == ZEROS or self._has_zeros:
             self._has_zeros = True
             if note_zeros(self, info, args, kwargs, result):
@@ -396,7 +397,7 @@ class Recorder:
         if deciding is not None and self.specialize:
             self._expect_sizes(info, results, deciding)
 
-    def note(self, info: OpInfo, args: tuple[object, ...], kwargs: dict[str, Any], result: object) -> None:
+    def note(self, info: OpInfo, args: tuple[object, ...], kwargs: OpKwargs, result: object) -> None:
         """Note a call that stands for what the program did. Raises: what noting it raises."""
         self._note(info, args, kwargs, result)
 
@@ -493,7 +494,7 @@ class Recorder:
     def _write(
         self,
         noted: list[Any],
-        named: dict[str, Any],
+        named: OpKwargs,
         name: str,
         position: int | None,
         tainted: bool,
@@ -744,7 +745,7 @@ class Recorder:
         info: OpInfo,
         operands: list[Slot],
         args: Sequence[object],
-        kwargs: dict[str, Any],
+        kwargs: OpKwargs,
         tainted: bool,
         result: object,
     ) -> None:
@@ -767,7 +768,7 @@ class Recorder:
                 self._expect(kind, args, kwargs, result)
                 self._note_conversion("S0101", slot, info.short, result)
 
-    def _expect(self, kind: str, args: Sequence[object], kwargs: dict[str, Any], value: object) -> None:
+    def _expect(self, kind: str, args: Sequence[object], kwargs: OpKwargs, value: object) -> None:
         """Record that Python read this value here; the tensor may be written later."""
         info, named = _EXPECT[kind], {**kwargs, "value": value}
         self.records.append((info, args, named, (), self._find_site(2), self.scope.path, self._modes_now()))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from smelt._torch.library.schemas import OpArgs, OpKwargs, Overload
 from smelt._torch.storage import is_zero, nbytes_spanned
 from smelt.capture.recording.opinfo import OpInfo, op_info
 
@@ -27,9 +28,7 @@ MAKER = "_efficientzerotensor"
 _SIGNS = {"add": 1, "sub": -1}  # what has an answer of its own for them, and the second operand's sign
 
 
-def note_zeros(
-    recorder: Recorder, info: OpInfo, args: tuple[object, ...], kwargs: dict[str, Any], result: object
-) -> bool:
+def note_zeros(recorder: Recorder, info: OpInfo, args: OpArgs, kwargs: OpKwargs, result: object) -> bool:
     """Note a call that gives, or takes, such zeros, as what it comes to; whether it was one that needs that."""
     results = result if isinstance(result, (list, tuple)) else (result,)
     tensors = [one for one in results if isinstance(one, torch.Tensor)]
@@ -50,12 +49,13 @@ def note_zeros(
     first, second, *more = args
     if is_zero(first) == is_zero(second):
         return False
-    factor = sign * kwargs.get("alpha", more[0] if more else 1) if is_zero(first) else 1
+    times = kwargs["alpha"] if "alpha" in kwargs else more[0] if more else 1
+    factor = sign * times if is_zero(first) else 1
     _note_copy(recorder, second if is_zero(first) else first, factor, result)
     return True
 
 
-def _apply(recorder: Recorder, overload: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _apply(recorder: Recorder, overload: Overload, *args: Any, **kwargs: Any) -> torch.Tensor:
     with torch.no_grad():
         result: torch.Tensor = overload(*args, **kwargs)
     recorder.note(op_info(overload), args, kwargs, result)

@@ -60,7 +60,7 @@ def joined(session: ScriptSession, fn: FunctionType, arguments: object, run: Cal
         session.calls.pop()
 
 
-def _as_region(session: ScriptSession, key: object, arguments: object, run: Callable[[], Any]) -> tuple[Any] | None:
+def _as_region(session: ScriptSession, key: object, arguments: object, run: Callable[[], Any]) -> tuple[object] | None:
     """The call's value, in a tuple; None where its ways cannot be one, and nothing was done."""
     held: list[Any] = [None]
 
@@ -108,7 +108,7 @@ def _never(session: ScriptSession, key: object) -> None:
     session.learnt = True
 
 
-def _traced(session: ScriptSession, run: Callable[[], Outcome], key: object) -> tuple[list[Any], Outcome]:
+def _traced(session: ScriptSession, run: Callable[[], Outcome], key: object) -> tuple[list[object], Outcome]:
     """The call's region; run again, and no more than it, where calls inside turn out to be ones to join."""
     while True:
         try:

@@ -93,7 +93,7 @@ class Parameters:
         named: Mapping[str, Parameter],
         span: Span,
         signature: inspect.Signature,
-        kept: Mapping[str, Any],
+        kept: Mapping[str, object],
         examples: Collection[str],
     ) -> None:
         self.positional, self.named, self.span, self.signature = list(positional), dict(named), span, signature
@@ -116,7 +116,7 @@ class Parameters:
         return list(self.named_constants.values())
 
     @property
-    def named_constants(self) -> dict[str, Any]:
+    def named_constants(self) -> dict[str, object]:
         """The same, by the parameter that keeps each, and its number where that keeps several."""
         found: dict[str, Any] = {}
         names = [*self.signature.parameters, "args"]
@@ -170,7 +170,7 @@ class Parameters:
             {name: self._value(session, p, chosen) for name, p in self.named.items()},
         )
 
-    def _value(self, session: ScriptSession, parameter: Any, chosen: dict[int, Any]) -> Any:
+    def _value(self, session: ScriptSession, parameter: Any, chosen: dict[int, object]) -> Any:
         if isinstance(parameter, Constant):
             return parameter.value
         if isinstance(parameter, Fields):
@@ -249,7 +249,7 @@ class Parameters:
             why="a scripted graph holds for the types that its parameters have", fix=fix, code="S0107",
         )  # fmt: skip
 
-    def stand_ins(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def stand_ins(self) -> tuple[tuple[object, ...], dict[str, object]]:
         """The arguments with a tensor in the place of each input, for the signature."""
 
         def of(parameter: Any) -> Any:
@@ -376,7 +376,9 @@ def _unread(code: CodeType) -> set[str]:
     return {*named} - read - {*code.co_cellvars}
 
 
-def _bound(signature: inspect.Signature, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Mapping[str, Any]:
+def _bound(
+    signature: inspect.Signature, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> Mapping[str, object]:
     try:
         return signature.bind(*args, **kwargs).arguments
     except TypeError as unfit:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from smelt._torch.library.schemas import read_schema
+from smelt._torch.library.schemas import OpArgs, OpKwargs, Overload, read_schema
 from smelt._torch.seen.dispatch import unseen
 from smelt._torch.seen.record_patches import is_plain_tensor_type
 from smelt.capture.recording.build import no_argument
@@ -177,7 +177,7 @@ class ScriptRecorder(FakeRecorder):
 
     # --- operators ---------------------------------------------------------------------------------------------------
 
-    def record(self, overload: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def record(self, overload: Overload, args: OpArgs, kwargs: OpKwargs) -> Any:
         session = self.session
         try:
             return self._record(overload, args, kwargs)
@@ -187,7 +187,7 @@ class ScriptRecorder(FakeRecorder):
                 session.broken(error)
             raise
 
-    def _record(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def _record(self, overload: Overload, args: OpArgs, kwargs: OpKwargs) -> object:
         info = op_info(overload)
         if info.name == "aten.to.dtype_layout" and not self.is_named and self._is_unknown(args[0]):
             # It keeps its element type, which torch takes from what stands for it.
@@ -250,7 +250,7 @@ class ScriptRecorder(FakeRecorder):
         self._check()
 
     @staticmethod
-    def _written_operand(schema: Any, returned: Any, args: Sequence[Any], kwargs: Any) -> object:
+    def _written_operand(schema: Any, returned: Any, args: OpArgs, kwargs: Any) -> object:
         """The operand that an operator writes and gives back."""
         if not (returned.alias and returned.is_write):
             return None
@@ -332,8 +332,8 @@ class ScriptRecorder(FakeRecorder):
     # --- types -------------------------------------------------------------------------------------------------------
 
     def _types(
-        self, overload: object, info: OpInfo, args: Sequence[object], kwargs: dict[str, Any], noted: list[Any],
-        named: dict[str, Any], operands: Sequence[Slot],
+        self, overload: object, info: OpInfo, args: Sequence[object], kwargs: OpKwargs, noted: list[Any],
+        named: OpKwargs, operands: Sequence[Slot],
     ) -> tuple[Sequence[Type], Any]:  # fmt: skip
         if info.sized_by is None and all(_is_static(slot) for slot in operands):
             found = self._on_shadows(overload, info, args, kwargs)
@@ -370,7 +370,7 @@ class ScriptRecorder(FakeRecorder):
             self.fail(*no_argument(info.name, arg, unfit), "S0104")
             return self.session.cannot(*no_argument(info.name, arg, unfit)[:2])
 
-    def _on_shadows(self, overload: Any, info: OpInfo, args: Sequence[object], kwargs: dict[str, object]) -> Any:
+    def _on_shadows(self, overload: Overload, info: OpInfo, args: Sequence[object], kwargs: dict[str, object]) -> Any:
         """Types and results on shadows, None where these cannot tell. Raises: what eager would, for these types."""
         back: dict[int, Any] = {}
         own = [self.in_world(a, 0, back) for a in args]
@@ -407,7 +407,7 @@ class ScriptRecorder(FakeRecorder):
     # --- numbers -----------------------------------------------------------------------------------------------------
 
     def _number(
-        self, overload: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any], noted: list[object],
+        self, overload: Overload, info: OpInfo, args: OpArgs, kwargs: OpKwargs, noted: list[object],
         named: dict[str, object], operands: Sequence[Slot],
     ) -> Any:  # fmt: skip
         session = self.session

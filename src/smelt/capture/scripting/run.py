@@ -40,6 +40,7 @@ from smelt.capture.recording.inferred import MixedKinds, kinds_on_all_ways
 from smelt.capture.recording.recorder import Slot
 from smelt.capture.recording.results import Result
 from smelt.capture.recording.scopes import Scope
+from smelt.capture.recording.spans import Site
 from smelt.capture.result import Captured, State, name_of, returned_objects
 from smelt.capture.scripting import builtins, calls
 from smelt.capture.scripting.functions import Functions, is_converted
@@ -254,7 +255,7 @@ def _scripted(
     raise _error("scripting came to no end", f"it was started {_MOST_RUNS} times", None)
 
 
-def entry_of(fn: Callable[..., object]) -> tuple[FunctionType, Any]:
+def entry_of(fn: Callable[..., object]) -> tuple[FunctionType, object]:
     """The Python function that a program starts with, and what it is bound to. Raises: CaptureError (S0106)."""
     target: Any = fn
     if isinstance(fn, torch.nn.Module):
@@ -541,7 +542,7 @@ def _is(node: ast.expr, value: object) -> bool:
     return isinstance(node, ast.Constant) and type(node.value) is type(value) and bool(node.value == value)
 
 
-def _error(what: str, why: str, site: Any) -> CaptureError:
+def _error(what: str, why: str, site: Site | None) -> CaptureError:
     return CaptureError(
         what,
         site.span if site is not None else None,

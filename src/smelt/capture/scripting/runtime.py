@@ -428,7 +428,7 @@ class ScriptRuntime(StagingRuntime):
             iterable = _OpenRows(session, iterable)
         super().for_(at, iterable, body, names, get, set, more, anew)
 
-    def iterate(self, at: int, iterable: object) -> Iterable[Any]:
+    def iterate(self, at: int, iterable: object) -> Iterable[object]:
         session = self.session
         _use(session, iterable)
         session.check_iterator(iterable)

@@ -14,6 +14,7 @@ import torch
 
 from smelt.capture.convert import helpers
 from smelt.capture.recording.recorder import Slot, slot_type
+from smelt.capture.recording.scopes import Scope
 from smelt.capture.recording.spans import Site
 from smelt.capture.scripting.joining import want_joined
 from smelt.capture.scripting.merging import widened
@@ -44,6 +45,7 @@ from smelt.capture.staging.objects.handlers import is_caught
 from smelt.capture.staging.reading import ITEM_TYPES
 from smelt.capture.staging.recording import strides_of, tainted
 from smelt.capture.staging.session import Outcome, Region, Session
+from smelt.capture.structure.roots import Roots
 from smelt.diag import Span
 from smelt.ir import (
     ANY,
@@ -122,7 +124,7 @@ class ScriptSession(Session):
     most_regions = 3 * most_explored
     stages_growth = True
 
-    def __init__(self, roots: object, scope: object) -> None:
+    def __init__(self, roots: Roots, scope: Scope) -> None:
         super().__init__(None, lambda code: False, roots, scope)
         self.recorder = ScriptRecorder(roots, scope, self)
         self.assumable: dict[Slot, str] = {}
@@ -189,7 +191,7 @@ class ScriptSession(Session):
     def widened(self, before: Type, after: Type) -> Type | None:
         return widened(before, after)
 
-    def _combine(self, region: Region, number: int, part: object) -> tuple[list[Any], Outcome]:
+    def _combine(self, region: Region, number: int, part: object) -> tuple[list[object], Outcome]:
         is_first = number == 0 and not self.regions
         if is_first and self.optional and self.paths * 2**self.optional > self.most_explored:
             why = (
@@ -442,7 +444,7 @@ class ScriptSession(Session):
         self.append(op, operands, {}, [slot])
         return value
 
-    def value_of(self, type_: Type, examples: tuple[object, ...], is_native: bool = False) -> tuple[Any, Slot]:
+    def value_of(self, type_: Type, examples: tuple[object, ...], is_native: bool = False) -> tuple[object, Slot]:
         return super().value_of(type_, _DEAD, False)
 
     def read(self, name: str, tensor: torch.Tensor, type_: Type, *args: object) -> Any:
@@ -515,7 +517,7 @@ class ScriptSession(Session):
             return None
         return self.present(slot_of(value))
 
-    def left_by(self, values: tuple[object, ...], before: Sequence[object]) -> tuple[Any, ...]:
+    def left_by(self, values: tuple[object, ...], before: Sequence[object]) -> tuple[object, ...]:
         return tuple(v if v is old else self.narrowed(v) for v, old in zip(values, before, strict=True))
 
     def narrowed(self, value: object) -> Any:

@@ -23,6 +23,7 @@ from smelt.capture.dynamic.slots import SizeSlot
 from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.dynamic.values import is_sized, is_symbolic, number_of, sized
 from smelt.capture.recording.recorder import Family, Slot, slot_type
+from smelt.capture.recording.scopes import Scope
 from smelt.capture.recording.spans import Site, Spans
 from smelt.capture.staging.fakes.examples import Examples
 from smelt.capture.staging.fakes.fake_tensors import FakeRecorder
@@ -37,6 +38,7 @@ from smelt.capture.staging.objects.unconverted_code import Watch, unwatched
 from smelt.capture.staging.records import plain_info
 from smelt.capture.staging.texts import text_of
 from smelt.capture.staging.warned import showing
+from smelt.capture.structure.roots import Roots
 from smelt.ir import (
     BOOL,
     FLOAT,
@@ -92,7 +94,7 @@ class Recording:
     fixes_texts = has_texts = False
     resized = 0  # how often a staged container got another length
 
-    def __init__(self, native: Any, convertible: Callable[[Any], bool], roots: Any, scope: Any) -> None:
+    def __init__(self, native: Any, convertible: Callable[[CodeType], bool], roots: Roots, scope: Scope) -> None:
         names_of_shadows()
         self.recorder = FakeRecorder(roots, scope, self._session)
         self.size_trace: CaptureTrace | None = None
@@ -214,7 +216,7 @@ class Recording:
         """What `print` shows of a value that is none of the graph's."""
         return text_of(self._session, runtime.current(), value, "str")
 
-    def left_by(self, values: tuple[object, ...], before: Sequence[object]) -> tuple[Any, ...]:
+    def left_by(self, values: tuple[object, ...], before: Sequence[object]) -> tuple[object, ...]:
         """What the variables of an arm hold at its end, as far as the run knows it there. before: what they held."""
         return values
 
@@ -360,7 +362,7 @@ class Recording:
             self.negations[slots[0]] = operands[0]
         return results[0] if len(results) == 1 else tuple(results)
 
-    def value_of(self, type_: Type, examples: tuple[object, ...], is_native: bool = False) -> tuple[Any, Slot]:
+    def value_of(self, type_: Type, examples: tuple[object, ...], is_native: bool = False) -> tuple[object, Slot]:
         """A new value of a type: what Python sees, and its slot."""
         if isinstance(type_, TensorType):
             like = examples[0].ref() if isinstance(examples[0], Slot) else None
@@ -526,7 +528,7 @@ def _is_endless(op: str, values: Sequence[object]) -> bool:
     return False
 
 
-def _native_values(native: object) -> dict[tuple[str, int, str], list[Any]]:
+def _native_values(native: object) -> dict[tuple[str, int, str], list[object]]:
     found: dict[tuple[str, int, str], list[Any]] = {}
     spans = Spans()
     for conversion in getattr(native, "conversions", ()):

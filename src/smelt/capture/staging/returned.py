@@ -120,7 +120,7 @@ def _keys_in(tree: Tree) -> Iterator[object]:
             yield from _keys_in(inner)
 
 
-def check_result(roots: Roots, was_there: Callable[[object], bool]) -> Callable[[Any, str], None]:
+def check_result(roots: Roots, was_there: Callable[[object], bool]) -> Callable[[object, str], None]:
     """What refuses leaves of a result that are not the same at each call."""
 
     def check(value: object, path: str) -> None:

@@ -297,7 +297,7 @@ class Session(Reading):
             self.recorder.leave(saved)
         return region
 
-    def _combine(self, region: Region, number: int, part: Any) -> tuple[list[Any], Outcome]:
+    def _combine(self, region: Region, number: int, part: Any) -> tuple[list[object], Outcome]:
         thunk, names, why, known, explored, start = part
         records, slot, site = region.segments[number]
         if slot is None:
@@ -518,7 +518,7 @@ class Session(Reading):
         """The same, with all that holds a list or a dictionary."""
         return Snapshot([*self.heap_roots, *self.locals_without(), *more], [*without, self])
 
-    def locals_without(self, own: Collection[str] = ()) -> list[Any]:
+    def locals_without(self, own: Collection[str] = ()) -> list[object]:
         """What the variables of all functions hold that run now, but for those of these names of the last one."""
         found: list[Any] = []
         frame = self.site_frame()

@@ -42,6 +42,7 @@ from smelt.capture.recording.inferred import MixedKinds, kinds_on_all_ways
 from smelt.capture.recording.recorder import Slot
 from smelt.capture.recording.results import Result
 from smelt.capture.recording.scopes import Scope, tracking
+from smelt.capture.recording.spans import Site
 from smelt.capture.result import Captured, State, input_names, name_of, returned_objects
 from smelt.capture.staging import current
 from smelt.capture.staging.builder import StagedBuilder
@@ -507,7 +508,7 @@ def _after(outer: Outer, gradients: Gradients) -> Outer | None:
     return replace(outer, after=(*outer.before, *held.items)) if held.items else None
 
 
-def _error(what: str, why: str, site: Any) -> CaptureError:
+def _error(what: str, why: str, site: Site | None) -> CaptureError:
     return CaptureError(
         what,
         site.span if site is not None else None,

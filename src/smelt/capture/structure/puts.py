@@ -59,7 +59,7 @@ class Puts:
             code = self._made[id(result)] = Source(self.puts, self.ways, result).function()
         return code(outputs, args, kwargs)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return (Puts, (self.puts, self.ways))
 
     def trees(self) -> Iterator[tuple[str, Tree]]:
@@ -80,7 +80,7 @@ class After(Flattener):
     def __init__(
         self,
         heap: ArgumentHeap,
-        check: Callable[[Any, str], None],
+        check: Callable[[object, str], None],
         same: Mapping[int, str],
         convert: Callable[[Any], Any] = lambda value: value,
     ) -> None:

@@ -384,7 +384,7 @@ class _Walk:
         if not is_skipped_module(module.__name__):
             self._held_modules.setdefault(id(module), (module, path))
 
-    def _globals(self, namespace: dict[str, Any], names: Iterable[str], prefix: str, depth: int = 0) -> None:
+    def _globals(self, namespace: dict[str, object], names: Iterable[str], prefix: str, depth: int = 0) -> None:
         for name in names:
             if name not in namespace:
                 continue

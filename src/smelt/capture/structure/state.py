@@ -101,7 +101,7 @@ class Place:
         return id(self.owner), self.key.__name__ if self.kind == "slot" else self.key
 
     @property
-    def spot(self) -> tuple[int, Any]:
+    def spot(self) -> tuple[int, object]:
         """What tells it from others, while what holds it lives."""
         return id(self.space), self.key if self.kind in ("entry", "slot", "class") else None
 

@@ -61,7 +61,7 @@ def _made(
     return found
 
 
-def _without(kwargs: dict[str, object], name: str) -> dict[str, Any]:
+def _without(kwargs: dict[str, object], name: str) -> dict[str, object]:
     return {k: v for k, v in kwargs.items() if k != name}
 
 

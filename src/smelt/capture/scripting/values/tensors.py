@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -259,7 +260,7 @@ def _mark(session: ScriptSession, value: Any) -> object:
     return session.as_tensor(value) if found is None else found
 
 
-def _basic(session: ScriptSession, tensor: torch.Tensor, key: object) -> tuple[Any, list[Any] | None]:
+def _basic(session: ScriptSession, tensor: torch.Tensor, key: object) -> tuple[object, list[object] | None]:
     """The view that numbers and slices stand for, and the tensors that index it, by dimension."""
     if isinstance(key, torch.Tensor) and not _is_number(session, key) and not _is_flag(session, key):
         return tensor, [key]
@@ -363,7 +364,7 @@ def _bound(session: ScriptSession, value: object) -> object:
 # --- patches for code that is not converted --------------------------------------------------------------------------
 
 
-def _is_own(frame: Any) -> bool:
+def _is_own(frame: FrameType) -> bool:
     """Whether Smelt itself asks, or torch for it."""
     name = frame.f_globals.get("__name__", "")
     return bool(name.startswith(("smelt.", "torch._subclasses", "torch._prims", "torch._refs", "torch._meta")))
@@ -381,7 +382,7 @@ def _property(name: str) -> Callable[[object], object]:
     return make
 
 
-def _asked(name: str) -> Callable[[Any], Any]:
+def _asked(name: str) -> Callable[[object], object]:
     def make(original: Any) -> Any:
         def ask(self: Any, *args: Any, **kwargs: Any) -> Any:
             session = None if _is_own(sys._getframe(1)) else session_now()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from smelt._torch.library.schemas import OpKwargs, Overload
 from smelt._torch.seen.dispatch import unseen
 from smelt.capture.dynamic.slots import SizeSlot
 from smelt.capture.recording.opinfo import OpInfo
@@ -38,7 +39,7 @@ class Elements:
         self._found: dict[Any, tuple[Any, ...]] = {}
         self._made: dict[Slot, tuple[Any, str, list[Any], dict[str, Any]]] = {}
 
-    def note(self, overload: Any, info: OpInfo, args: list[object], kwargs: dict[str, object], slot: Slot) -> None:
+    def note(self, overload: Overload, info: OpInfo, args: list[object], kwargs: dict[str, object], slot: Slot) -> None:
         """An operator that writes nothing gave a tensor without dimensions."""
         if info.is_random or info.sized_by is not None or info.result_count != 1:
             return
@@ -130,7 +131,7 @@ def _tensor(number: object, dtype: torch.dtype) -> Any:
     return number if number is DEAD else torch.tensor(number, dtype=dtype)
 
 
-def _run(overload: Any, operands: list[Any], named: dict[str, Any], world: int) -> Any:
+def _run(overload: Overload, operands: list[Any], named: OpKwargs, world: int) -> Any:
     args = [operand[world] for operand in operands]
     own = {key: operand[world] for key, operand in named.items()}
     if any(arg is DEAD for arg in (*args, *own.values())):

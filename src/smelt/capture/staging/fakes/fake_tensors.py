@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from smelt._torch.library.schemas import read_schema
+from smelt._torch.library.schemas import OpArgs, OpKwargs, Overload, read_schema
 from smelt._torch.seen.dispatch import unseen
 from smelt._torch.seen.record_patches import is_plain_tensor_type
 from smelt._torch.seen.shadow import Shadows, has_no_kernel, pythons_kernels, wants_numbers
@@ -162,7 +162,7 @@ class FakeRecorder(Recorder):
         return super()._encode(arg, operands)
 
     @unwatched
-    def record(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record(self, overload: Overload, args: OpArgs, kwargs: OpKwargs) -> Any:
         info = op_info(overload)
         self.session.spend()
         if info.short in NESTED and self._is_tainted(args[:2]):
@@ -245,7 +245,7 @@ class FakeRecorder(Recorder):
         if isinstance(slot, StateSlot) or slot.kind == "input":
             self.session.cannot(f"{info.name} changes the sizes of a tensor from outside", "the graph changes elements")
 
-    def _check_entwined(self, noted: list[Any], named: dict[str, Any], name: str, position: int | None) -> None:
+    def _check_entwined(self, noted: list[Any], named: OpKwargs, name: str, position: int | None) -> None:
         target = named.get(name)
         if target is None and position is not None and position < len(noted):
             target = noted[position]
@@ -312,7 +312,7 @@ class FakeRecorder(Recorder):
         return found
 
     def _run_once(
-        self, overload: object, info: OpInfo, args: tuple[object, ...], kwargs: dict[str, Any], operands: list[Slot]
+        self, overload: object, info: OpInfo, args: OpArgs, kwargs: OpKwargs, operands: list[Slot]
     ) -> list[Any]:
         """As `_run`, from what is known where the operator ran on operands that lie alike."""
         varied = [slot for slot in operands if self.is_varied(slot)]
@@ -336,7 +336,7 @@ class FakeRecorder(Recorder):
         return are_numbers and not info.is_random and is_by_elements(info.name)
 
     def _run(
-        self, overload: object, info: OpInfo, args: tuple[object, ...], kwargs: dict[str, Any], operands: list[Slot],
+        self, overload: object, info: OpInfo, args: OpArgs, kwargs: OpKwargs, operands: list[Slot],
         *, differ: bool = True,
     ) -> list[Any]:  # fmt: skip
         """The results in each world, or in the only one. differ: those in other worlds may lie otherwise, unless the
@@ -427,7 +427,7 @@ class FakeRecorder(Recorder):
             results[1:] = [DEAD] * (WORLDS - 1)
         return results
 
-    def _is_sized_by_data(self, info: OpInfo, args: tuple[object, ...], kwargs: dict[str, Any]) -> bool:
+    def _is_sized_by_data(self, info: OpInfo, args: OpArgs, kwargs: OpKwargs) -> bool:
         """Whether data tell the sizes of an operator's results, or sizes do of which no expression is known."""
         deciding = info.sized_by(args, kwargs) if info.sized_by is not None else ()
         if self._deciding(deciding) is not None:
@@ -435,7 +435,7 @@ class FakeRecorder(Recorder):
         is_open = any(not slot_type(self.slot_of(a)).is_static for a in args if isinstance(a, torch.Tensor))
         return len(deciding) > 0 and is_open and rule_of(info.name) is not None
 
-    def _fresh_numbers(self, name: str, args: Sequence[object]) -> tuple[Any, ...]:
+    def _fresh_numbers(self, name: str, args: Sequence[object]) -> tuple[object, ...]:
         """The numbers of each world that decide sizes of an operator's results."""
         numbers: tuple[int, ...] = self.session.fresh_numbers(name)
         if name not in (PACK, PAD):
@@ -445,7 +445,7 @@ class FakeRecorder(Recorder):
             return tuple(zip(numbers, self.session.fresh_numbers(name), strict=True))
         return tuple((number, self.in_world(batch, world)) for world, number in enumerate(numbers))
 
-    def _check_given_back(self, results: list[Any], backs: list[dict[int, Any]], operands: list[Slot]) -> None:
+    def _check_given_back(self, results: list[Any], backs: list[dict[int, object]], operands: list[Slot]) -> None:
         """Raises: Again where a branch decides whether an operand is given back, as it lies (`x.contiguous()`)."""
         given = {id(result) in back for result, back in zip(results, backs, strict=True) if result is not DEAD}
         if len(given) == 2:
@@ -453,9 +453,7 @@ class FakeRecorder(Recorder):
             if why is not None:
                 self.session.unmerge(why)
 
-    def _check_overlap(
-        self, info: OpInfo, overload: object, args: list[Any], kwargs: dict[str, Any], varied: bool
-    ) -> None:
+    def _check_overlap(self, info: OpInfo, overload: object, args: list[Any], kwargs: OpKwargs, varied: bool) -> None:
         """Raises: what eager does for an operand that is written and read in part."""
         try:
             check_overlap(info, overload, args, kwargs)
@@ -468,9 +466,7 @@ class FakeRecorder(Recorder):
                 )
             raise
 
-    def _check_kinds(
-        self, info: OpInfo, overload: object, args: list[Any], kwargs: dict[str, Any], varied: bool
-    ) -> None:
+    def _check_kinds(self, info: OpInfo, overload: object, args: list[Any], kwargs: OpKwargs, varied: bool) -> None:
         """Raises: what eager says to operands of these kinds."""
         refusal = refusal_of_kinds(overload, info.name, args, kwargs, bool(info.writes))
         if refusal is None:
@@ -484,7 +480,7 @@ class FakeRecorder(Recorder):
                 return
         raise refusal.kind(refusal.text)
 
-    def _sized_by_known(self, overload: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _sized_by_known(self, overload: Overload, info: OpInfo, args: OpArgs, kwargs: OpKwargs) -> Any:
         """The result where all that decides its sizes depends on no data: of the operator on that, the rest zeros."""
 
         def stand_in(arg: object) -> object:
@@ -501,7 +497,7 @@ class FakeRecorder(Recorder):
             found = overload(*map(stand_in, args), **{k: stand_in(v) for k, v in kwargs.items()})
             return tuple(map(self.shadows.of, found)) if isinstance(found, tuple) else self.shadows.of(found)
 
-    def _cut(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cut | None:
+    def _cut(self, name: str, args: OpArgs, kwargs: OpKwargs) -> Cut | None:
         if name not in CUTTING:
             return None
         slot = self.slot_of(args[0])
@@ -517,7 +513,7 @@ class FakeRecorder(Recorder):
             )
             return cut_of(name, args, kwargs, dims)
 
-    def _run_symbolic(self, overload: Any, info: OpInfo, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def _run_symbolic(self, overload: Overload, info: OpInfo, args: list[Any], kwargs: OpKwargs) -> Any:
         trace = self.session.size_trace
         if trace is None:
             return overload(*args, **kwargs)
@@ -554,7 +550,7 @@ class FakeRecorder(Recorder):
             return overload(*args, **kwargs)
         return other
 
-    def _by_rule(self, info: OpInfo, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def _by_rule(self, info: OpInfo, args: list[Any], kwargs: OpKwargs) -> Any:
         if not has_rule(info.name) or (self.session.size_trace is None and info.name not in TURNS):
             return None
         with unseen():
@@ -567,7 +563,7 @@ class FakeRecorder(Recorder):
             )
         return found
 
-    def _as_on_cpu(self, info: OpInfo, args: list[Any], kwargs: dict[str, Any], said: object) -> Any:
+    def _as_on_cpu(self, info: OpInfo, args: list[Any], kwargs: OpKwargs, said: object) -> Any:
         """What the operator gives on the CPU: what its kernel without data said in the CPU's layout, or, where that
         is in doubt, what trials tell. (They cannot tell of views.)
         """
@@ -577,7 +573,7 @@ class FakeRecorder(Recorder):
         with unseen():
             return laid_as_on_cpu(self.shadows, self.session.size_trace, info, args, kwargs, said)
 
-    def _tried(self, info: OpInfo, args: list[Any], kwargs: dict[str, Any], refused: bool = False) -> object:
+    def _tried(self, info: OpInfo, args: list[Any], kwargs: OpKwargs, refused: bool = False) -> object:
         """What the operator gives on the CPU, DEAD where trials do not tell."""
         if info.writes or info.sized_by is not None:
             return DEAD
@@ -586,7 +582,7 @@ class FakeRecorder(Recorder):
         except CannotTell:
             return DEAD
 
-    def _doubted(self, refused: Exception, info: OpInfo, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def _doubted(self, refused: Exception, info: OpInfo, args: list[Any], kwargs: OpKwargs) -> Any:
         """What the operator gives although its kernel without data refused; DEAD where eager raises, too."""
         if has_no_kernel(refused):
             tried = self._tried(info, args, kwargs, refused=True)
@@ -642,7 +638,7 @@ class FakeRecorder(Recorder):
     # --- numbers that Python asks for --------------------------------------------------------------------------------
 
     def _scalar(
-        self, overload: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], noted: list[Any],
+        self, overload: Overload, info: OpInfo, args: OpArgs, kwargs: OpKwargs, noted: list[Any],
         operands: list[Slot],
     ) -> object:  # fmt: skip
         session = self.session
@@ -690,7 +686,7 @@ class _DeadWorldError(Exception):
     """An operand has no value in this world."""
 
 
-def _give_back(result: Any, back: dict[int, Any]) -> Any:
+def _give_back(result: Any, back: dict[int, object]) -> Any:
     """Results with the operands themselves where an operator gave these."""
     if isinstance(result, torch.Tensor):
         return back.get(id(result), result)

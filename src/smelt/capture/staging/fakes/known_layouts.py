@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from smelt._torch.library.schemas import OpArgs
 from smelt._torch.seen.shadow import Shadows, is_shadow
 from smelt._torch.storage import storage_key
 from smelt.capture.dynamic.nodes import node_of
@@ -112,7 +113,7 @@ class KnownLayouts:
             return self._shadows.direct(dtype, self._shown(sizes), self._shown(steps), device)
         return self._shadows.view(self._shadows.of(args[of]), self._shown(sizes), self._shown(steps))
 
-    def note(self, key: Key, args: Sequence[Any], result: Any, writes: bool) -> None:
+    def note(self, key: Key, args: OpArgs, result: Any, writes: bool) -> None:
         """Remember what a call gave, unless the trace has learnt something since `find`."""
         if writes:
             if self._at == self._state() and result is args[0]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from smelt._torch.library.schemas import OpArgs, OpKwargs
 from smelt._torch.seen.shadow import Shadows
 from smelt._torch.storage import same_storage
 from smelt.capture.dynamic.arithmetic import is_symbolic
@@ -47,8 +48,8 @@ def laid_as_on_cpu(
     shadows: Shadows,
     trace: CaptureTrace | None,
     info: OpInfo,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    args: OpArgs,
+    kwargs: OpKwargs,
     result: Any,
 ) -> object:
     """The results of an operator on fake tensors, laid out as on the CPU."""
@@ -137,14 +138,14 @@ def _of_diagonal(
     return shadows.view(of, result.shape, result.stride(), of.storage_offset())
 
 
-def _viewed(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Layout] | None:
+def _viewed(name: str, args: OpArgs, kwargs: OpKwargs) -> list[Layout] | None:
     try:
         return ruled_view(name, *_call(args, kwargs), _type_of, number_of(args[0].storage_offset()))
     except TypeError:
         return None  # an argument that no graph names
 
 
-def _indexed(args: Sequence[Any], result: torch.Tensor) -> tuple[object, ...] | None:
+def _indexed(args: OpArgs, result: torch.Tensor) -> tuple[object, ...] | None:
     steps = index_strides(_layout(args[0]), _without_masks(args[1], result))
     return steps if steps is not None and len(steps) == result.dim() else None
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from smelt._torch.library.schemas import raw_schema
+from smelt._torch.library.schemas import OpArgs, OpKwargs, Overload, raw_schema
 from smelt._torch.seen.dispatch import unseen
 from smelt._torch.storage import storage_key
 from smelt.capture.dynamic.arithmetic import at_hand
@@ -24,7 +24,7 @@ from smelt.ops.meta import MOST_TRIED
 _REFUSED = "unsupported operation"
 
 
-def check_overlap(info: OpInfo, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def check_overlap(info: OpInfo, overload: Overload, args: OpArgs, kwargs: OpKwargs) -> None:
     """Raises: what eager raises where a written operand shares elements with another; Doubt where they are too many."""
     places = info.written(args, kwargs)
     if not places:
@@ -73,7 +73,7 @@ def _memory(tensor: torch.Tensor) -> object:
     return storage_key(tensor) if tensor.layout == torch.strided else None
 
 
-def _overlap(written: torch.Tensor, other: torch.Tensor, overload: Any) -> bool:
+def _overlap(written: torch.Tensor, other: torch.Tensor, overload: Overload) -> bool:
     if _memory(written) is None or _memory(written) != _memory(other):
         return False
     one, two = _lies(written), _lies(other)

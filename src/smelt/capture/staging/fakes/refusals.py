@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from smelt._torch.library.schemas import Overload
 from smelt._torch.seen.dispatch import unseen
 from smelt.capture.dynamic.arithmetic import is_symbolic
 from smelt.ops.sets import is_by_elements
@@ -70,7 +71,7 @@ def _tried(overload: object, forms: tuple[object, ...], named: tuple[tuple[str, 
 
 
 def _refused(
-    overload: Any, forms: tuple[Any, ...], named: tuple[tuple[str, Any], ...], length: int
+    overload: Overload, forms: tuple[object, ...], named: tuple[tuple[str, Any], ...], length: int
 ) -> Exception | None:
     with unseen(), torch.no_grad():
         try:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from smelt._torch.library.schemas import OpArgs, Overload
 from smelt._torch.seen.dispatch import unseen
 from smelt._torch.seen.shadow import Shadows
 from smelt.capture.dynamic.arithmetic import at_hand, is_symbolic
@@ -93,7 +94,7 @@ def _never_fit(name: str, types: Sequence[TensorType]) -> bool:
     return False
 
 
-def in_eagers_words(overload: Any, args: Sequence[Any], kwargs: Mapping[str, object], error: Exception) -> Exception:
+def in_eagers_words(overload: Overload, args: OpArgs, kwargs: Mapping[str, object], error: Exception) -> Exception:
     """The error that eager has for operands of which torch's kernel without data raised `error`: tried on zeros."""
     try:
         with unseen(), torch.no_grad():

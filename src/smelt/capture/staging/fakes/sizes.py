@@ -11,26 +11,27 @@ from typing import Any
 
 import torch
 
+from smelt._torch.library.schemas import OpArgs, OpKwargs, Overload
 from smelt.ops.catalogue.packed import PACK, PAD
 
 Make = Callable[[torch.dtype, Sequence[int]], torch.Tensor]
-Rule = Callable[[Any, Sequence[Any], dict[str, Any], Any, Make], Any]
+Rule = Callable[[Any, OpArgs, OpKwargs, Any, Make], Any]
 
 
-def _nonzero(overload: object, args: Sequence[Any], kwargs: dict[str, object], n: int, make: Make) -> Any:
+def _nonzero(overload: object, args: OpArgs, kwargs: dict[str, object], n: int, make: Make) -> Any:
     # Column-major, as eager makes it.
     return make(torch.int64, (args[0].dim(), n)).t()
 
 
-def _where(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> object:
+def _where(overload: Overload, args: OpArgs, kwargs: OpKwargs, n: int, make: Make) -> object:
     return _nonzero(overload, args, kwargs, n, make).unbind(1) if args[0].dim() else (make(torch.int64, (n,)),)
 
 
-def _masked_select(overload: object, args: Sequence[Any], kwargs: dict[str, object], n: int, make: Make) -> object:
+def _masked_select(overload: object, args: OpArgs, kwargs: dict[str, object], n: int, make: Make) -> object:
     return make(args[0].dtype, (n,))
 
 
-def _index(overload: Any, args: Sequence[Any], kwargs: dict[str, object], n: int, make: Make) -> object:
+def _index(overload: Overload, args: OpArgs, kwargs: dict[str, object], n: int, make: Make) -> object:
     """Masks are what their nonzero places are, one index for each dimension."""
     indices: list[Any] = []
     for index in args[1]:
@@ -43,14 +44,14 @@ def _index(overload: Any, args: Sequence[Any], kwargs: dict[str, object], n: int
     raise NotImplementedError("a mask without dimensions")
 
 
-def _unique2(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> object:
+def _unique2(overload: Overload, args: OpArgs, kwargs: OpKwargs, n: int, make: Make) -> object:
     given = dict(zip(("self", "sorted", "return_inverse", "return_counts"), args, strict=False)) | kwargs
     x = given["self"]
     inverse = make(torch.int64, x.shape if given.get("return_inverse") else (0,))
     return make(x.dtype, (n,)), inverse, make(torch.int64, (n,) if given.get("return_counts") else (0,))
 
 
-def _unique_consecutive(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> object:
+def _unique_consecutive(overload: Overload, args: OpArgs, kwargs: OpKwargs, n: int, make: Make) -> object:
     given = dict(zip(("self", "return_inverse", "return_counts", "dim"), args, strict=False)) | kwargs
     if given.get("dim") is not None:
         raise NotImplementedError("unique_consecutive of a dimension")
@@ -59,21 +60,21 @@ def _unique_consecutive(overload: Any, args: Sequence[Any], kwargs: dict[str, An
     return make(x.dtype, (n,)), inverse, make(torch.int64, (n,) if given.get("return_counts") else (0,))
 
 
-def _one_hot(overload: object, args: Sequence[Any], kwargs: dict[str, object], n: int, make: Make) -> object:
+def _one_hot(overload: object, args: OpArgs, kwargs: dict[str, object], n: int, make: Make) -> object:
     return make(torch.int64, (*args[0].shape, n))
 
 
-def _bincount(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> object:
+def _bincount(overload: Overload, args: OpArgs, kwargs: OpKwargs, n: int, make: Make) -> object:
     weights = args[1] if len(args) > 1 else kwargs.get("weights")
     kind = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
     return make(kind, (n,))
 
 
-def _repeats(overload: object, args: Sequence[Any], kwargs: dict[str, object], n: int, make: Make) -> object:
+def _repeats(overload: object, args: OpArgs, kwargs: dict[str, object], n: int, make: Make) -> object:
     return make(args[0].dtype, (n,))
 
 
-def _repeat_interleave(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> object:
+def _repeat_interleave(overload: Overload, args: OpArgs, kwargs: OpKwargs, n: int, make: Make) -> object:
     x, dim = args[0], args[2] if len(args) > 2 else kwargs.get("dim")
     if dim is None:
         return make(x.dtype, (n,))
@@ -82,18 +83,18 @@ def _repeat_interleave(overload: Any, args: Sequence[Any], kwargs: dict[str, Any
     return make(x.dtype, sizes)
 
 
-def _narrow(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> object:
+def _narrow(overload: Overload, args: OpArgs, kwargs: OpKwargs, n: int, make: Make) -> object:
     # Where it starts follows from data, how much it takes does not.
     x, dim, _, length = args
     return x.narrow(dim, 0, length)
 
 
-def _pack(overload: object, args: Sequence[Any], kwargs: dict[str, object], n: tuple[int, int], make: Make) -> object:
+def _pack(overload: object, args: OpArgs, kwargs: dict[str, object], n: tuple[int, int], make: Make) -> object:
     rows, steps = n
     return args[0].new_empty((rows, *args[0].shape[2:])), make(torch.int64, (steps,))
 
 
-def _pad(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: tuple[int, Any], make: Make) -> object:
+def _pad(overload: Overload, args: OpArgs, kwargs: OpKwargs, n: tuple[int, Any], make: Make) -> object:
     data, steps, batch_first, _, total = args
     length, batch = n
     padded = data.new_empty((total if total > 0 else length, batch, *data.shape[1:]))

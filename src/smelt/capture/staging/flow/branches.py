@@ -46,7 +46,7 @@ def condition(session: Session, test: object) -> Slot | None:
     return None
 
 
-def cells_of(*functions: object) -> list[Any]:
+def cells_of(*functions: object) -> list[object]:
     """The closure cells of the converter's own functions: their variables are told by name."""
     found: list[Any] = []
     stack = list(functions)
@@ -134,8 +134,8 @@ def _is_carried(session: Session, container: object) -> bool:
 
 
 def _merged(
-    session: Session, key: object, slot: Slot, bodies: Sequence[Callable[[], Any]], names: Sequence[str], get: Get,
-    set_: Set, site: Any, anew: Sequence[str],
+    session: Session, key: object, slot: Slot, bodies: Sequence[Callable[[], object]], names: Sequence[str], get: Get,
+    set_: Set, site: Site | None, anew: Sequence[str],
 ) -> Outcome:  # fmt: skip
     """The outcome after either arm. Raises: CannotMerge."""
     before = get()
@@ -156,8 +156,8 @@ def _merged(
 
 
 def _staged_before(
-    session: Session, key: object, grown: Any, type_: Any, bodies: Sequence[Any], names: Sequence[str], get: Get,
-    set_: Set, site: Any,
+    session: Session, key: object, grown: Any, type_: Any, bodies: Sequence[object], names: Sequence[str], get: Get,
+    set_: Set, site: Site | None,
 ) -> bool:  # fmt: skip
     """Stage a container that grows in an arm, before the branch; whether that may be."""
     if not session.stages_growth or type(grown) not in (list, dict) or type_ is None:
@@ -171,7 +171,7 @@ def _staged_before(
     return True
 
 
-def own_cells(get: Get, set_: Set, names: Sequence[str]) -> list[Any]:
+def own_cells(get: Get, set_: Set, names: Sequence[str]) -> list[object]:
     """The cells of the variables that `get` reads."""
     return cells_of(get, set_)
 
@@ -214,7 +214,7 @@ def arm(
     return run
 
 
-def apply(outcome: Outcome, set_: Callable[[tuple[Any, ...]], None]) -> None:
+def apply(outcome: Outcome, set_: Callable[[tuple[object, ...]], None]) -> None:
     """Let the program go on with what a merged outcome left."""
     for change in outcome.writes.values():
         change.put(change.new)

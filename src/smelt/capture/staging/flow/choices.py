@@ -41,7 +41,7 @@ def is_table_of_code(value: object) -> bool:
     return (type(value) is dict or _gives_as(value, torch.nn.ModuleDict)) and holds_code(value)
 
 
-def _is_equal(session: Session, number: object, i: int) -> Callable[[], Any]:
+def _is_equal(session: Session, number: object, i: int) -> Callable[[], object]:
     """A test of a staged number, as an operand of `or`."""
     return lambda: session.emit("py.eq", number, i)
 
@@ -65,7 +65,7 @@ def at_number(
     raise error(IndexError(said))
 
 
-def at_key(session: Session, table: Mapping[Any, object], key: object, error: Callable[[Exception], Any]) -> object:
+def at_key(session: Session, table: Mapping[object, object], key: object, error: Callable[[Exception], Any]) -> object:
     """The item at a staged key. error: notes an exception of the program's. Raises: KeyError."""
     for known in table:
         if session.fork(slot_of(session.emit("py.eq", key, known))):

@@ -211,7 +211,7 @@ class StagingRuntime(PlainRuntime):
 
     def _kept_as_long(
         self, key: object, sequence: StagedSequence, body: Callable[[object], None]
-    ) -> Callable[[Any], None]:
+    ) -> Callable[[object], None]:
         """A turn of a loop over lists that keep their lengths. Raises: Again where it makes one longer or shorter:
         Python asks for the length before each turn."""
         session = self.session
@@ -678,7 +678,7 @@ class StagingRuntime(PlainRuntime):
             return value.known_length() is None
         return is_staged(value) or (type(value) is dict and any(map(self._is_data, value.values())))
 
-    def iterate(self, at: int, iterable: Any) -> Iterable[Any]:
+    def iterate(self, at: int, iterable: Any) -> Iterable[object]:
         _use(self.session, iterable)
         if isinstance(iterable, StagedObject):
             return calls.unpacked(self.session, iterable)
@@ -705,7 +705,7 @@ class StagingRuntime(PlainRuntime):
         return [None] * (longest + 1)  # more than the pattern takes, whatever they are
 
 
-def _key(at: int, names: Iterable[str]) -> tuple[Any, ...]:
+def _key(at: int, names: Iterable[str]) -> tuple[object, ...]:
     """The place of a statement in the user's file."""
     frame = sys._getframe(2)
     while frame.f_globals.get("__name__", "").startswith("smelt.capture") and frame.f_back is not None:

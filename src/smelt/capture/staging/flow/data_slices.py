@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from smelt._torch.library.schemas import OpArgs, Overload
 from smelt._torch.seen.dispatch import unseen
 from smelt._torch.seen.shadow import Shadows
 from smelt.capture.dynamic.arithmetic import at_hand, is_symbolic
@@ -36,7 +37,7 @@ class Cut:
     length: int | None
 
     def shadow(
-        self, shadows: Shadows, trace: CaptureTrace | None, overload: Any, args: Sequence[object], world: int,
+        self, shadows: Shadows, trace: CaptureTrace | None, overload: Overload, args: Sequence[object], world: int,
         length: int | None = None,
     ) -> Any:  # fmt: skip
         """What is left of the shadow `args[0]` in a world; DEAD where that world has no such numbers.
@@ -75,7 +76,7 @@ class Cut:
         return max(-(-(end - start) // self.step), 0)
 
     def told_apart(
-        self, shadows: Shadows, trace: CaptureTrace | None, overload: Any, worlds: Sequence[Any],
+        self, shadows: Shadows, trace: CaptureTrace | None, overload: Overload, worlds: Sequence[Any],
         operands: Sequence[Any],
     ) -> list[Any]:  # fmt: skip
         """The results in all worlds, in one of them of another length where all came to the same by chance, or to
@@ -106,7 +107,7 @@ def _clamped(end: int, size: int) -> int:
     return min(max(end + size if end < 0 else end, 0), size)
 
 
-def cut_of(name: str, args: Sequence[Any], kwargs: Mapping[str, object], dims: Sequence[object] | None) -> Cut | None:
+def cut_of(name: str, args: OpArgs, kwargs: Mapping[str, object], dims: Sequence[object] | None) -> Cut | None:
     """The cut that an operator makes at numbers that data decide; None for any other.
 
     dims: the sizes of what is cut as numbers, None where one is not known.

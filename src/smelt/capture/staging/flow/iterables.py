@@ -296,7 +296,7 @@ def lists_in(sequence: StagedSequence) -> list[StagedObject]:
 _ITERATORS: tuple[type, ...] = (enumerate, zip, type(iter([])), type(reversed([])))
 
 
-def lists_under(iterable: object) -> list[list[Any]]:
+def lists_under(iterable: object) -> list[list[object]]:
     """Python's own lists that going over this takes items from."""
     if type(iterable) is list:
         return [iterable]

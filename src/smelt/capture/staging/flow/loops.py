@@ -244,7 +244,7 @@ class Loop:
         is_held = any(value is container for value in self.init) or self.snapshot.holds(container)
         return type(container) is list and is_held
 
-    def _pend(self, values: list[Any]) -> tuple[Any, ...]:
+    def _pend(self, values: list[Any]) -> tuple[object, ...]:
         """Variables with results that may not have been come to as such."""
         for number in self.pending:
             flag = flag_in(self.names, values)
@@ -268,7 +268,7 @@ class Loop:
             made.append(value)
         return build(made)
 
-    def _fresh(self, type_: Type, leaf: object) -> tuple[Any, Slot]:
+    def _fresh(self, type_: Type, leaf: object) -> tuple[object, Slot]:
         session = self.session
         if isinstance(type_, TensorType):
             size = _one_size(type_, leaf)
@@ -438,7 +438,7 @@ class Loop:
                 yields.append(session.encode(last))
         return yields if stable and self._are_alike(outcome, bound) else None
 
-    def _are_alike(self, outcome: Outcome, bound: dict[Any, Any]) -> bool:
+    def _are_alike(self, outcome: Outcome, bound: dict[object, object]) -> bool:
         """Whether sizes that were taken to be equal in each iteration are so behind it."""
         found: dict[int, list[Any]] = {}
         for place in self.places.values():
@@ -452,7 +452,7 @@ class Loop:
         self.apart |= apart
         return not apart
 
-    def _sizes(self, type_: Type, tensor: torch.Tensor) -> list[Any]:
+    def _sizes(self, type_: Type, tensor: torch.Tensor) -> list[object]:
         """The sizes in each world where they are unknown by a type."""
         assert isinstance(type_, TensorType)
         worlds = self.session.recorder.varied.get(self.session.recorder.slot_of(tensor), (tensor,) * WORLDS)
@@ -671,7 +671,7 @@ def grown_over(
     return stage_container(session, session.site(), items, found[2], get, set_, snapshot)
 
 
-def _within(start: object, stop: object, step: object) -> tuple[Any, Any] | None:
+def _within(start: object, stop: object, step: object) -> tuple[object, object] | None:
     """Between what the number of a loop lies, where sizes alone tell."""
     ends = None if any(map(is_staged, (start, stop, step))) else [number_of(n) for n in (start, stop, step)]
     if ends is None or type(ends[2]) is not int or ends[2] < 1 or ends[0] is None or ends[1] is None:

@@ -45,7 +45,7 @@ def sort(session: Session, runtime: Runtime, items: list[object], key: object = 
     items[:] = ordered(session, runtime, items, key, reverse)
 
 
-def ordered(session: Session, runtime: Runtime, items: list[Any], key: Any, reverse: Any) -> list[Any]:
+def ordered(session: Session, runtime: Runtime, items: list[Any], key: Any, reverse: Any) -> list[object]:
     """`sorted(items, key=key, reverse=reverse)`."""
     alone = set(chain.from_iterable(_alone(items, i) for i in range(len(items))))
     keys = list(items) if key is None else [runtime.call(0, key, (item,), {}) for item in items]
@@ -125,7 +125,7 @@ def _depends(session: Session, key: Any) -> bool:
     return is_staged(key)
 
 
-def _sortable(session: Session, keys: Sequence[Any]) -> list[Any] | None:
+def _sortable(session: Session, keys: Sequence[Any]) -> list[object] | None:
     """The keys as values that a graph sorts as Python does; None where they are no numbers of one kind."""
     if all(isinstance(key, torch.Tensor) for key in keys):
         slots = [session.recorder.slot_of(key) for key in keys]
@@ -283,7 +283,7 @@ class _Object:
 _BASIC_SIZE = _Object.__basicsize__  # that of a class without slots, and not made of one of C
 
 
-def _contents(container: Any) -> tuple[Any, ...]:
+def _contents(container: Any) -> tuple[object, ...]:
     """What a container holds that may be changed."""
     if isinstance(container, (tuple, torch.Tensor)):
         return ()

@@ -8,13 +8,14 @@ are not always the examples of the numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
 
 import torch
 
+from smelt._torch.library.schemas import OpArgs, OpKwargs
 from smelt._torch.seen.dispatch import unseen
 from smelt._torch.seen.shadow import Shadows
 from smelt.capture.dynamic.arithmetic import at_hand
@@ -99,7 +100,7 @@ def _shares(total: int, count: int, role: int) -> list[int]:
     return [n + (i in taking) for i, n in enumerate(found)]
 
 
-def split_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], examples: Examples) -> Split | None:
+def split_of(name: str, args: OpArgs, kwargs: OpKwargs, examples: Examples) -> Split | None:
     """The split that an operator makes by numbers that depend on data; None for any other operator."""
     if name not in _SPLITTING:
         return None
@@ -121,7 +122,7 @@ _PARTS = frozenset((
 ))  # fmt: skip
 
 
-def number_of_parts(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+def number_of_parts(name: str, args: OpArgs, kwargs: OpKwargs) -> int:
     """How many tensors an operator gives that takes one apart into parts of one size; 0 for any other operator."""
     if name not in _PARTS:
         return 0

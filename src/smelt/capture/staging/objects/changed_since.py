@@ -44,7 +44,7 @@ class _Kind:
     view: Callable[[Any], Any] | None = None
 
 
-def _attributes(tensor: torch.Tensor) -> dict[str, Any]:
+def _attributes(tensor: torch.Tensor) -> dict[str, object]:
     found: dict[str, Any] = object.__getattribute__(tensor, "__dict__")
     return found
 

@@ -156,7 +156,7 @@ class Copies:
         return slot in self.held or any(map(_is_container, _parts(slot.type)))
 
 
-def _contents(container: Any) -> tuple[Any, ...]:
+def _contents(container: Any) -> tuple[object, ...]:
     if type(container) is dict:
         return tuple(part for item in container.items() for part in item)
     return tuple(container)

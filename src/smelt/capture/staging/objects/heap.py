@@ -117,7 +117,7 @@ class Snapshot:
         """Whether an object was reachable, a container or not."""
         return id(value) in self._walk.seen
 
-    def _changed(self) -> Iterator[tuple[Any, Any]]:
+    def _changed(self) -> Iterator[tuple[object, object]]:
         """The containers that may hold something else now, and what they held."""
         for container, old in self._own.values():
             if not is_as_it_was(container, old):

@@ -123,7 +123,7 @@ _OF_FUNCTIONS = ("__defaults__", "__kwdefaults__", "__name__", "__qualname__", "
 _plain_fields, _put_plain_fields = attrgetter(*_OF_FUNCTIONS), _set_all(_OF_FUNCTIONS)
 
 
-def _read_function(function: object) -> tuple[Any, ...]:
+def _read_function(function: object) -> tuple[object, ...]:
     return (*_plain_fields(function), annotate_held(function), annotations_held(function))
 
 
@@ -138,7 +138,7 @@ CODES = _Kind(attrgetter("__code__", "__name__"), _set_all(("__code__", "__name_
 _OF_CLASSES = [type.__dict__[name] for name in ("__bases__", "__name__", "__qualname__")]
 
 
-def _read_class(cls: type) -> tuple[Any, ...]:
+def _read_class(cls: type) -> tuple[object, ...]:
     return tuple(field.__get__(cls) for field in _OF_CLASSES)
 
 
@@ -151,7 +151,7 @@ def _put_class(cls: type, old: tuple[object, ...]) -> None:
 CLASSES = _Kind(_read_class, _put_class)
 
 
-def _read_object(value: object) -> tuple[Any, ...]:
+def _read_object(value: object) -> tuple[object, ...]:
     return type(value), None if isinstance(value, type) else _space(value)
 
 
@@ -245,7 +245,7 @@ def _put_elements(value: Any, old: Any) -> None:
     value.flags.writeable = is_writeable
 
 
-def _places(value: Any) -> Iterator[Any]:
+def _places(value: Any) -> Iterator[object]:
     return iter(sys.modules["numpy"].ndindex(value.shape))
 
 

@@ -75,7 +75,7 @@ def _fixed() -> tuple[_Setting, ...]:
             _Setting(_logging, _log_so))  # fmt: skip
 
 
-def _filters() -> tuple[Any, ...]:
+def _filters() -> tuple[object, ...]:
     return warnings.filters, tuple(warnings.filters), warnings.showwarning
 
 
@@ -86,7 +86,7 @@ def _filter_so(old: tuple[Any, ...]) -> None:
     warnings._filters_mutated()  # type: ignore[attr-defined]  # so that what was given once is given again
 
 
-def _sys() -> tuple[Any, ...]:
+def _sys() -> tuple[object, ...]:
     return (*(getattr(sys, name, None) for name in _OF_SYS), tuple(sys.path), tuple(sys.argv))
 
 
@@ -107,7 +107,7 @@ def _loggers(count: int) -> list[logging.Logger]:
 _LEVEL = attrgetter("level", "propagate")
 
 
-def _logging() -> tuple[Any, ...]:
+def _logging() -> tuple[object, ...]:
     """Who logs, from what level on, as a flat tuple."""
     loggers = [logging.root, *_loggers(len(logging.root.manager.loggerDict))]
     return (logging.root.manager.disable, *logging.root.handlers, *loggers, *chain.from_iterable(map(_LEVEL, loggers)))

@@ -21,6 +21,7 @@ import sysconfig
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import torch
@@ -64,7 +65,7 @@ def _is_staged(value: object) -> bool:
     return is_staged(value) or isinstance(value, StagedSequence)
 
 
-def holds_staged(value: Any, depth: int = _DEPTH, is_one: Callable[[Any], bool] = _is_staged) -> bool:
+def holds_staged(value: Any, depth: int = _DEPTH, is_one: Callable[[object], bool] = _is_staged) -> bool:
     """Whether a value is a staged one, or one that holds one a few steps away. is_one: what is looked for instead."""
     if is_one(value):
         return True
@@ -94,7 +95,7 @@ def _is_filled(cell: types.CellType) -> bool:
     return True
 
 
-def _attributes(value: object) -> Iterator[Any]:
+def _attributes(value: object) -> Iterator[object]:
     try:
         state = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -157,7 +158,7 @@ class Watch:
             frame = frame.f_back
         sys.settrace(self._enter)
 
-    def _meet(self, frame: Any, event: str, arg: Any) -> Any:
+    def _meet(self, frame: FrameType, event: str, arg: Any) -> Any:
         """A function that asks for classes is converted, or watched at each line. Raises: Again, CannotStage."""
         code = frame.f_code
         if id(code) not in self._met:
@@ -168,7 +169,7 @@ class Watch:
                 self._asking[id(code)] = is_stand_in if asks_types(frame) else is_other_object
         return self._step(frame, event, arg) if id(code) in self._asking else None
 
-    def _step(self, frame: Any, event: str, arg: Any) -> Any:
+    def _step(self, frame: FrameType, event: str, arg: Any) -> Any:
         held = list(frame.f_locals.values())
         if any(holds_staged(value, is_one=self._asking[id(frame.f_code)]) for value in held):
             raise CannotStage(
@@ -178,17 +179,17 @@ class Watch:
             )
         return self._step
 
-    def _enter(self, frame: Any, event: str, arg: Any) -> Any:
+    def _enter(self, frame: FrameType, event: str, arg: Any) -> Any:
         # Called for each function that runs: what is known of most is looked up here.
-        number = id(frame.f_code)
-        if number in self._calm and not self._asking and id(frame.f_back.f_code) in self._calm:
+        number, back = id(frame.f_code), frame.f_back
+        assert back is not None, "what is watched was called"
+        if number in self._calm and not self._asking and id(back.f_code) in self._calm:
             return None
         kinds = self._kinds
         known = kinds.get(number)
         kind = self._kind(frame) if known is None else known[0]
         if kind != _FOREIGN and number in self._met and not self._asking:
-            back = frame.f_back
-            above = None if back is None else kinds.get(id(back.f_code))
+            above = kinds.get(id(back.f_code))
             if above is not None and above[0] != _FOREIGN:
                 self._calm.update((number, id(back.f_code)))
                 return None
@@ -198,21 +199,23 @@ class Watch:
             found = self._meet(frame, event, arg)
             if found is not None:
                 return found
-        if self._kind(frame.f_back) != _FOREIGN:
+        if self._kind(back) != _FOREIGN:
             return None
         frame.f_trace_lines = False
         return self._leave
 
-    def _leave(self, frame: Any, event: str, arg: Any) -> object:
-        if event == "return" and self._kind(frame.f_back) == _FOREIGN:
+    def _leave(self, frame: FrameType, event: str, arg: Any) -> object:
+        back = frame.f_back
+        assert back is not None, "what is watched was called"
+        if event == "return" and self._kind(back) == _FOREIGN:
             code, held = frame.f_code, frame.f_locals
             given = [held.get(name) for name in code.co_varnames[: code.co_argcount]]
             is_ours = self._kind(frame) == _CONVERTED
             if holds_staged(arg) or (is_ours and any(map(holds_staged, given))):
-                self._refuse(frame.f_back)
+                self._refuse(back)
         return self._leave
 
-    def _kind(self, frame: Any) -> int:
+    def _kind(self, frame: FrameType) -> int:
         if frame is None:
             return _INNER
         code = frame.f_code
@@ -221,7 +224,7 @@ class Watch:
             found = self._kinds[id(code)] = self._kind_of(code, frame), code
         return found[0]
 
-    def _kind_of(self, code: types.CodeType, frame: Any) -> int:
+    def _kind_of(self, code: types.CodeType, frame: FrameType) -> int:
         if code in self.converted:
             return _CONVERTED
         file = code.co_filename
@@ -233,7 +236,7 @@ class Watch:
             return _INNER if file[len(_TORCH) :].startswith(_SAFE_TORCH) else _FOREIGN
         return _INNER if file.startswith(_STDLIB) and file[len(_STDLIB) :] in _SAFE_STDLIB else _FOREIGN
 
-    def _refuse(self, frame: Any) -> NoReturn:
+    def _refuse(self, frame: FrameType) -> NoReturn:
         """Have a function converted that meets a staged number. Raises: Again, CannotStage."""
         code = frame.f_code
         if self.convertible(code):
@@ -245,7 +248,7 @@ class Watch:
         )
 
 
-def _is_generated(code: types.CodeType, frame: Any) -> bool:
+def _is_generated(code: types.CodeType, frame: FrameType) -> bool:
     """Whether a function was made by `dataclasses` or `namedtuple`: these keep and compare what they are given."""
     if "_tuple_new" in code.co_names and code.co_name == "<lambda>":
         return True
