@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from smelt.capture.staging.flow import control
+from smelt.capture.staging.flow import loop_statements
 from smelt.passes.loops import unroll
 from tests.programs.aimed import FAMILIES
 from tests.programs.judge import OPTIONS, ORDERS, OWN, judge
@@ -47,7 +47,7 @@ def test_many_aimed_programs(family: str, part: int, tmp_path: Path) -> None:
 def test_gradients_of_what_loops_gather(seeds: Sequence[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loops of few iterations are, and stay, loops of the graph here: as long ones are, in a fraction of their time."""
     for name, number in (("SHORT", 2), ("LONG", 4), ("LARGE", 8)):
-        monkeypatch.setattr(control, name, number)
+        monkeypatch.setattr(loop_statements, name, number)
     for name in ("MOST_GROWING", "MOST", "_MOST_ASIDE"):
         monkeypatch.setattr(unroll, name, 0)
     for seed in seeds:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from smelt.capture import Captured
 from smelt.capture.reads.reads import ReadLog
-from smelt.capture.staging.flow.control import LARGE, LONG, SHORT
+from smelt.capture.staging.flow.loop_statements import LARGE, LONG, SHORT
 from smelt.ir import STATE_OPS, Node
 from smelt.passes.loops.unroll import MOST, MOST_TRIPS
 

@@ -12,7 +12,7 @@ import torch
 from smelt.capture.convert.runtime import Get, Set
 from smelt.capture.recording.recorder import Slot, slot_type
 from smelt.capture.recording.spans import Site, is_users
-from smelt.capture.staging.fakes.symbols import is_staged, slot_of
+from smelt.capture.staging.fakes.symbols import ScalarSlot, is_staged, slot_of, wrap
 from smelt.capture.staging.flow.growing import Grows, container_type, stage_container
 from smelt.capture.staging.flow.merge import Poison, resolved
 from smelt.capture.staging.flow.ordering import check_unchanged
@@ -44,6 +44,16 @@ def condition(session: Session, test: object) -> Slot | None:
         slot = slot_of(test)
         return slot if slot.type == BOOL else slot_of(session.emit("py.bool", test))
     return None
+
+
+def traced_truth(session: Session, value: object) -> object:
+    """The truth of a tensor or of a traced value, which depends on data, as a traced bool."""
+    if isinstance(value, torch.Tensor):
+        condition(session, value)  # which raises where torch would
+        return session.emit("py.bool", value)
+    slot = condition(session, value)
+    assert isinstance(slot, ScalarSlot)
+    return wrap(slot)
 
 
 def cells_of(*functions: object) -> list[object]:

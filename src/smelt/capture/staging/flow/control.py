@@ -16,42 +16,26 @@ import torch
 from smelt._torch.seen.shadow import is_shadow
 from smelt.capture.convert.runtime import Get, Names, PlainRuntime, Set, Thunk, nothing
 from smelt.capture.dynamic.values import is_sized
-from smelt.capture.recording.recorder import slot_type
 from smelt.capture.staging import calls
-from smelt.capture.staging.fakes.symbols import StagedObject, is_staged, slot_of, wrap
+from smelt.capture.staging.fakes.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.staging.flow import choices, ordering
-from smelt.capture.staging.flow.branches import branch, condition
+from smelt.capture.staging.flow.branches import branch, condition, traced_truth
 from smelt.capture.staging.flow.iterables import (
-    KnownRange,
-    Once,
     StagedRange,
     StagedSequence,
-    lists_in,
-    lists_under,
-    sequence_of,
 )
-from smelt.capture.staging.flow.loops import Loop, grown_over, run_loop
+from smelt.capture.staging.flow.loop_statements import LoopStatement, Turn, stage_for, stage_while
 from smelt.capture.staging.flow.merge import Pending, Poison, check_identity
-from smelt.capture.staging.flow.stops import EFFECT, Again
+from smelt.capture.staging.flow.stops import EFFECT
 from smelt.capture.staging.objects.appending import Appending
 from smelt.capture.staging.objects.classes import class_of
 from smelt.capture.staging.objects.handlers import is_catchable
 from smelt.capture.staging.objects.reachable import is_own_module
-from smelt.capture.staging.records import Structured, size_of
 from smelt.capture.staging.session import Session
 from smelt.capture.staging.texts import formatted, is_said, text_of
-from smelt.ir import ANY, BOOL, FLOAT, INT, ListType, TupleType, UnknownDim
+from smelt.ir import ANY, BOOL, FLOAT, INT, ListType, TupleType
 from smelt.ir.python_operators import BY_SYMBOL, UNARY_BY_SYMBOL
 
-SHORT = 8
-"""Iterations below which a loop that Python knows all of is always unrolled."""
-LONG = 64
-"""Iterations up to which a loop that Python knows all of is unrolled: small bodies run faster so."""
-LARGE = 96
-"""Operators that the iterations of an unrolled loop come to at most: larger ones are one loop of the graph. Where
-unrolled code is faster, a pass unrolls it again."""
-
-_MOST_GROWING = 16
 _PLAIN = PlainRuntime()
 _CLASSES: dict[Any, type] = {INT: int, FLOAT: float, BOOL: bool}
 _SEQUENCES = (list, tuple, torch.Size)
@@ -76,310 +60,15 @@ class StagingRuntime(PlainRuntime):
             return
         branch(self.session, _key(at, names), slot, then, orelse, names, get, set)
 
-    def while_(self, at: int, test: Any, body: Callable[..., None], names: Names, get: Get, set: Set) -> None:
-        session, key = self.session, _key(at, names)
-        peeled, turns, trace = session.peeled.get(key, 0), 0, session.size_trace
-        is_unrolled = ("unrolled", key) in session.whole
-        is_whole = key in session.whole and not is_unrolled
-        while True:
-            records = session.recorder.records
-            mark, answers = len(records), dict(session.regions[-1].answers)
-            known = session.recorder.marked()
-            before, snapshot = get(), session.snapshot()
-            start = trace.mark() if trace is not None and is_whole else None
-            asked = 0 if trace is None else len(trace.guards)
-            value = test()
-            slot = condition(session, value)
-            if slot is None and not value:
-                return
-            is_of_sizes = slot is None and trace is not None and len(trace.guards) > asked
-            if is_of_sizes and turns and not is_whole and not is_unrolled:
-                # How often it turns follows from a free size or number: one loop for all of them.
-                raise Again(whole=key)
-            if peeled > 0 or (slot is None and not is_whole):
-                if slot is not None and not session.fork(slot):
-                    return
-                peeled, turns = peeled - 1, turns + 1
-                body()
-                continue
-            if turns and key not in session.whole and key not in session.peeled:
-                # It came to depend on data on the way: a loop of the graph from its first turn.
-                raise Again(whole=key)
-            if session.recorder.records is not records:
-                session.cannot(
-                    "the condition of a loop converts a value to bool in Python",
-                    "it is evaluated again in every iteration",
-                )
-            # As if the test had not been asked: nothing may stand for what it recorded.
-            del records[mark:]
-            session.recorder.back(known)
-            session.regions[-1].answers = answers
-            snapshot.restore()
-            set(before)
-            if is_of_sizes and trace is not None:
-                trace.back(start)
-                session.rolled.add(key)
-            if ("test", key) in session.whole:
-                self._testing(key, test, body, names, get, set)
-            else:
-                run_loop(lambda: Loop(session, key, names, get, set, lambda: _plain_bool(session, test()), body, None))
-            if is_of_sizes and _loses_sizes(session, before, get()):
-                raise Again(whole=("unrolled", key))
-            return
-
-    def _testing(self, key: object, test: Any, body: Callable[..., None], names: Names, get: Get, set: Set) -> None:
-        """A loop whose test binds variables: the answer is one more variable, made at the end of each turn."""
-        state: list[Any] = [_plain_bool(self.session, test())]
-
-        def turn() -> None:
-            body()
-            state[0] = _plain_bool(self.session, test())
-
-        def get_all() -> tuple[object, ...]:
-            return (*get(), state[0])
-
-        def set_all(values: tuple[Any, ...]) -> None:
-            set(values[:-1])
-            state[0] = values[-1]
-
-        every = (*names, "__smelt_more")
-        run_loop(lambda: Loop(self.session, key, every, get_all, set_all, lambda: state[0], turn, None))
+    def while_(self, at: int, test: Thunk, body: Turn, names: Names, get: Get, set: Set) -> None:
+        stage_while(self.session, LoopStatement(_key(at, names), body, names, get, set), test)
 
     def for_(
-        self,
-        at: int,
-        iterable: Any,
-        body: Callable[..., None],
-        names: Names,
-        get: Get,
-        set: Set,
-        more: Thunk | None,
+        self, at: int, iterable: object, body: Turn, names: Names, get: Get, set: Set, more: Thunk | None,
         anew: Names = (),
-    ) -> None:
-        session, key = self.session, _key(at, names)
-        _use(session, iterable)
-        if type(iterable) is list:
-            iterable = grown_over(session, key, iterable, names, get, set, body)
-        sequence = sequence_of(session, iterable)
-        if sequence is None and self._is_rolled(key, iterable, more):
-            sequence = KnownRange(iterable)
-        elif sequence is not None and session.size_trace is not None:
-            if ("unrolled", key) in session.whole:
-                length = sequence.known_length()
-                if length is not None:
-                    # What has just fixed it lets Python go over a tensor itself, as another way's run will.
-                    is_pythons = sequence_of(session, iterable) is None
-                    iterable, sequence = iterable if is_pythons else map(sequence.item, range(length)), None
-            else:
-                session.rolled.add(key)
-        if sequence is None:
-            self._unrolled(key, iterable, body, names, get, set, more, anew)
-            return
-        for number in range(session.peeled.get(key, 0)):
-            if not isinstance(sequence, KnownRange):
-                length = sequence.length()
-                longer = session.emit("py.gt", length, number) if is_staged(length) else length > number
-                if not (session.fork(slot_of(longer)) if is_staged(longer) else longer):
-                    return
-            body(sequence.item(number))
-            go = True if more is None else more()
-            slot = condition(session, go)
-            if not (bool(go) if slot is None else session.fork(slot)):
-                return
-        start = session.peeled.get(key, 0)
-        is_live = ("live", key) in session.whole
-        if not is_live:
-            body = self._kept_as_long(key, sequence, body)
-        if more is None and not is_live:
-            bounds = sequence.bounds() if not start else (start, sequence.length(), 1)
-            item = sequence.item_at if not start else sequence.item
-            turns = len(sequence.numbers) - start if isinstance(sequence, KnownRange) else None
-            loop = run_loop(lambda: Loop(session, key, names, get, set, None, lambda i: body(item(i)), bounds, turns))
-            if isinstance(iterable, Once):
-                iterable.is_spent = True
-            if turns is not None and (not loop.is_known_after or not self._is_worth_it(key, loop)):
-                # What Python computes on the way would depend on data; or little would be gained.
-                raise Again(whole=("unrolled", key))
-            return
-        go_on = more if more is not None else lambda: True
-        self._with_breaks(key, sequence, start, body, names, get, set, go_on, is_live)
-
-    def _is_worth_it(self, key: object, loop: Loop) -> bool:
-        """Whether one body is less than the iterations would be, one after the other: these may have been alike."""
-        unrolled = self.session.unrolled.get(key, loop.size * (loop.turns or 0))
-        return 2 * loop.size <= unrolled
-
-    def _kept_as_long(
-        self, key: object, sequence: StagedSequence, body: Callable[[object], None]
-    ) -> Callable[[object], None]:
-        """A turn of a loop over lists that keep their lengths. Raises: Again where it makes one longer or shorter:
-        Python asks for the length before each turn."""
-        session = self.session
-        lists = lists_in(sequence)
-
-        def turn(item: object) -> None:
-            before, resized = [one.slot for one in lists], session.resized
-            body(item)
-            if session.resized != resized and any(one.slot is not old for one, old in zip(lists, before, strict=True)):
-                raise Again(whole=("live", key))
-
-        return turn if lists else body
-
-    def _is_rolled(self, key: object, iterable: object, more: object) -> bool:
-        """Whether a loop that Python knows all of is one loop of the graph: a long one, or one that data may end."""
-        session = self.session
-        if type(iterable) is not range or not session.whole.isdisjoint((("unrolled", key), ("growing", key))):
-            return False
-        rolled = key in session.whole or (more is None and len(iterable) > LONG)
-        if rolled:
-            session.rolled.add(key)
-        return rolled and len(iterable) > session.peeled.get(key, 0)
-
-    def _with_breaks(
-        self, key: Any, sequence: StagedSequence, start: int, body: Callable[..., None], names: Names, get: Get,
-        set: Set, more: Thunk, is_live: bool,
     ) -> None:  # fmt: skip
-        """A loop that may end early: a `while` with a place more for the index, and one for whether to go on.
-
-        is_live: what it goes over becomes longer or shorter in it.
-        """
-        state: list[Any] = [start, True]
-        at_start = None if is_live else sequence.length()
-
-        def test() -> Any:
-            length = sequence.length() if at_start is None else at_start
-            return self.and_(0, lambda: self.session.binary("py.lt", state[0], length), lambda: state[1])
-
-        def turn() -> None:
-            body(sequence.item(state[0]))
-            state[0] = state[0] + 1
-            state[1] = _plain_bool(self.session, more())
-
-        def get_all() -> tuple[object, ...]:
-            return (*get(), *state)
-
-        def set_all(values: tuple[Any, ...]) -> None:
-            set(values[:-2])
-            state[:] = values[-2:]
-
-        every = (*names, "__smelt_index", "__smelt_more")
-        before = get()
-        run_loop(lambda: Loop(self.session, key, every, get_all, set_all, test, turn, None))
-        if isinstance(sequence, KnownRange):
-            self._must_not_grow(key, sequence.length(), before, get())
-
-    def _must_not_grow(self, key: object, turns: int, before: Any, after: Any) -> None:
-        """Where a short loop that data may end makes tensors of known sizes ones of unknown sizes, each number of its
-        turns is a way of its own: there all sizes are known. Raises: Again.
-        """
-        session = self.session
-        if turns <= _MOST_GROWING and ("level", key) not in session.whole:
-            for old, new in zip(before, after, strict=True):
-                if not _all_known(session, new) and _all_known(session, old):
-                    raise Again(whole=("growing", key))
-
-    def _unrolled(
-        self,
-        key: object,
-        iterable: object,
-        body: Callable[..., None],
-        names: Names,
-        get: Get,
-        set: Set,
-        more: Thunk | None,
-        anew: Names,
-    ) -> None:
-        """A loop over what Python knows; once it may have ended early, each further turn stands under an `if`."""
-        session = self.session
-        may_roll = type(iterable) is range and len(iterable) >= SHORT
-        may_roll = may_roll and session.whole.isdisjoint((key, ("unrolled", key), ("growing", key)))
-        session.gone_over.append((key if type(iterable) is list else None, lists_under(iterable)))
-        try:
-            self._turns(key, iterable, body, names, get, set, more, anew, may_roll)
-        finally:
-            session.gone_over.pop()
-
-    def _turns(
-        self,
-        key: Any,
-        iterable: Any,
-        body: Callable[..., None],
-        names: Names,
-        get: Get,
-        set: Set,
-        more: Thunk | None,
-        anew: Names,
-        may_roll: bool,
-    ) -> None:
-        session = self.session
-        iterator = iter(iterable)
-        is_short = may_roll and len(iterable) <= SHORT
-        for number, item in enumerate(iterator):
-            records, mark = session.recorder.records, len(session.recorder.records)
-            body(item)
-            if may_roll and not is_short and any(isinstance(r, Structured) for r in records[mark:]):
-                raise Again(whole=key)
-            if more is None:
-                if may_roll and number == 1:  # the first one often differs
-                    self._must_be_small(key, size_of(records[mark:]) * len(iterable))
-                continue
-            go = more()
-            slot = condition(session, go)
-            if slot is None:
-                if not go:
-                    return
-                continue
-            if may_roll and not is_short:
-                raise Again(whole=key)
-            if ("growing", key) in session.whole:
-                if not session.fork(slot):
-                    return
-                continue
-            rest = list(iterator)
-            lengths = [len(one) for one in session.gone_over[-1][1]]
-            self._rest(key, rest, body, names, get, set, more, slot, anew)
-            if lengths != [len(one) for one in session.gone_over[-1][1]]:
-                session.cannot("a list changes its length in a loop over it that data may end")
-            return
-
-    def _must_be_small(self, key: object, operators: int) -> None:
-        """Raises: Again where a loop's iterations are many operators, one after the other."""
-        if operators > LARGE:
-            self.session.unrolled[key] = operators
-            raise Again(whole=key)
-
-    def _rest(
-        self,
-        key: Any,
-        rest: list[Any],
-        body: Callable[..., None],
-        names: Names,
-        get: Get,
-        set: Set,
-        more: Thunk,
-        slot: Any,
-        anew: Names,
-    ) -> None:
-        if not rest:
-            return
-        session = self.session
-
-        def turn() -> None:
-            body(rest[0])
-
-        before = get()
-        branch(session, (*key, "turn", len(rest)), slot, turn, nothing, names, get, set, anew)
-        self._must_not_grow(key, len(rest), before, get())
-        go = more()
-        following = condition(session, go)
-        if following is None:
-            if go:
-                for item in rest[1:]:
-                    body(item)
-                    if not more():
-                        return
-            return
-        self._rest(key, rest[1:], body, names, get, set, more, following, anew)
+        _use(self.session, iterable)
+        stage_for(self.session, self, LoopStatement(_key(at, names), body, names, get, set, more, anew), iterable)
 
     def assert_(self, at: int, test: Any, message: Any) -> None:
         session = self.session
@@ -463,10 +152,10 @@ class StagingRuntime(PlainRuntime):
 
     def not_(self, at: int, value: object) -> Any:
         slot = condition(self.session, value)
-        return (not value) if slot is None else self.session.emit("py.not_", _staged(self.session, value))
+        return (not value) if slot is None else self.session.emit("py.not_", traced_truth(self.session, value))
 
     def truth(self, at: int, value: object) -> object:
-        return bool(value) if condition(self.session, value) is None else _staged(self.session, value)
+        return bool(value) if condition(self.session, value) is None else traced_truth(self.session, value)
 
     def compare(self, at: int, left: Any, *rest: Any) -> Any:
         op, thunk = rest[0]
@@ -759,43 +448,9 @@ def _is_number(value: object) -> bool:
     return type(value) in (int, float, bool)
 
 
-def _staged(session: Session, value: object) -> object:
-    """The truth of a tensor or of a traced value as a traced bool."""
-    slot = condition(session, value)
-    return session.emit("py.bool", value) if isinstance(value, torch.Tensor) else wrap(slot)  # type: ignore[arg-type]
-
-
 def _known(value: object, answer: bool) -> object:
     """What a value is where its truth is known: a bool is that."""
     return answer if is_staged(value) and slot_of(value).type == BOOL else value
-
-
-def _loses_sizes(session: Session, before: Any, after: Any) -> bool:
-    """Whether a loop leaves tensors of unknown sizes in variables that held others."""
-    pairs = zip(before, after, strict=True)
-    return any(_has_unknown(session, new) and not _has_unknown(session, old) for old, new in pairs)
-
-
-def _has_unknown(session: Session, value: object) -> bool:
-    if isinstance(value, (tuple, list)):
-        return any(_has_unknown(session, item) for item in value)
-    if not isinstance(value, torch.Tensor):
-        return False
-    type_ = slot_type(session.recorder.slot_of(value))
-    return type_.shape is None or any(isinstance(dim, UnknownDim) for dim in (*type_.shape, *(type_.strides or ())))
-
-
-def _all_known(session: Session, value: object) -> bool:
-    """Whether the sizes of all tensors of a variable are known."""
-    if isinstance(value, (tuple, list)):
-        return all(_all_known(session, item) for item in value)
-    if isinstance(value, StagedObject):
-        return False
-    return not isinstance(value, torch.Tensor) or slot_type(session.recorder.slot_of(value)).is_static
-
-
-def _plain_bool(session: Session, value: object) -> object:
-    return bool(value) if condition(session, value) is None else _staged(session, value)
 
 
 __all__ = ["StagedRange", "StagingRuntime"]
