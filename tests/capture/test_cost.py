@@ -20,8 +20,9 @@ import smelt
 from smelt.capture import captured
 from smelt.capture.convert import swap
 from smelt.capture.reads import reads, reads_patch, reads_values
-from smelt.capture.recording.recorder import Recorder, Slot
+from smelt.capture.recording.recorder import Recorder
 from smelt.capture.recording.spans import Site
+from smelt.capture.recording.tensor_slots import Slot
 from smelt.capture.structure.roots import reachable
 from smelt.diag import Span
 from smelt.diag.collector import full_collections_later

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from smelt._torch.seen.dispatch import recording
-from smelt.capture.recording.recorder import Family, Slot
+from smelt.capture.recording.tensor_slots import Family, Slot
 from smelt.capture.staging.flow.stops import CannotStage
 from smelt.capture.staging.flow.unify import unify
 

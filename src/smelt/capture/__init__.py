@@ -2,7 +2,7 @@
 
 from smelt._torch.seen.dispatch import is_recording as is_capturing
 from smelt.capture.captured import capture
-from smelt.capture.recording.recorder import Conversion, conversion_error
+from smelt.capture.recording.tensor_slots import Conversion, conversion_error
 from smelt.capture.result import Captured, State
 from smelt.capture.structure.roots import StateTensor
 from smelt.capture.structure.signature import Signature, tensors_of

@@ -31,9 +31,10 @@ from smelt.capture.recording.gradients import begins_bare, check_gradients_left
 from smelt.capture.recording.history import Histories, begun_inside, check_classes
 from smelt.capture.recording.inferred import kinds_of
 from smelt.capture.recording.noting import call_notes
-from smelt.capture.recording.recorder import Recorder, Slot
+from smelt.capture.recording.recorder import Recorder
 from smelt.capture.recording.results import OWN, Result, holds_its_own
 from smelt.capture.recording.scopes import Scope, tracking
+from smelt.capture.recording.tensor_slots import Slot
 from smelt.capture.recording.written import Record, Written
 from smelt.capture.recording.zeros import check_results
 from smelt.capture.result import Captured, State, input_names, name_of, returned_objects

@@ -14,7 +14,7 @@ from smelt._torch.seen.dispatch import Level
 from smelt._torch.seen.record_modes import Modes
 from smelt._torch.state import autocast, default_dtype
 from smelt.capture.dynamic.spec import SizeFacts
-from smelt.capture.recording.recorder import Conversion, StateSlot, slot_type
+from smelt.capture.recording.tensor_slots import Conversion, StateSlot, slot_type
 from smelt.capture.structure.roots import Entry, Roots, StateTensor
 from smelt.capture.structure.signature import Signature
 from smelt.capture.structure.state import STATE, Place, argument

@@ -19,7 +19,7 @@ from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.slots import SizeSlot
 from smelt.capture.dynamic.values import is_sized, number_of
 from smelt.capture.recording.opinfo import OpInfo
-from smelt.capture.recording.recorder import Slot
+from smelt.capture.recording.tensor_slots import Slot
 
 if TYPE_CHECKING:
     from smelt.capture.recording.recorder import Recorder

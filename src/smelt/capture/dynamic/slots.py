@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from smelt.capture.dynamic.dims import number_type
 from smelt.capture.dynamic.trace import CaptureTrace, Number
-from smelt.capture.recording.recorder import Family, Slot
+from smelt.capture.recording.tensor_slots import Family, Slot
 
 
 def _nothing() -> None:

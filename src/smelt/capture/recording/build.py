@@ -12,8 +12,9 @@ from smelt._torch.seen.record_modes import Modes
 from smelt._torch.state import is_any_autocast
 from smelt.capture.recording.expects import ExpectEmitter
 from smelt.capture.recording.kept_casts import KeptCast, kept, kept_type
-from smelt.capture.recording.recorder import Record, Recorder, Slot, StateSlot, slot_type
+from smelt.capture.recording.recorder import Recorder
 from smelt.capture.recording.spans import Site, Spans
+from smelt.capture.recording.tensor_slots import Record, Slot, StateSlot, slot_type
 from smelt.diag import CaptureError, Span
 from smelt.ir import NONE, Arg, Builder, Graph, Node, TensorType, TupleType, Type, Value
 from smelt.ops.convert import constant_of, dtype_from_torch, from_torch, type_of

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from smelt._torch.autocast import is_cast, is_kept
-from smelt.capture.recording.recorder import Record, Slot, StateSlot
+from smelt.capture.recording.tensor_slots import Record, Slot, StateSlot
 from smelt.diag import CaptureError
 
 

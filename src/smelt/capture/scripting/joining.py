@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smelt.capture.recording.recorder import Slot
+from smelt.capture.recording.tensor_slots import Slot
 from smelt.capture.staging.flow.branches import apply, arm
 from smelt.capture.staging.flow.stops import Again, CannotMerge, CannotStage, Exhausted
 from smelt.capture.staging.records import Structured

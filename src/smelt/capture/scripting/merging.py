@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from smelt.capture.convert.runtime import UNDEF
-from smelt.capture.recording.recorder import slot_type
+from smelt.capture.recording.tensor_slots import slot_type
 from smelt.capture.scripting.values.sequences import OpenTuple, as_list
 from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, class_of, is_staged, slot_of, wrap, wrap_as
 from smelt.capture.staging.flow.growing import container_type

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from smelt.capture.recording.recorder import Slot, slot_type
+from smelt.capture.recording.tensor_slots import Slot, slot_type
 from smelt.capture.staging.records import Listed
 from smelt.ir import ANY, DictType, ListType, OptionalType, TensorType, TupleType, Type
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from smelt._torch.exact import contents, same
-from smelt.capture.recording.recorder import Slot
+from smelt.capture.recording.tensor_slots import Slot
 from smelt.capture.scripting.annotations import TENSOR, Fields, type_of_annotation
 from smelt.capture.scripting.arguments import misfit
 from smelt.capture.scripting.merging import join_open

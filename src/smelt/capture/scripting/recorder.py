@@ -18,7 +18,8 @@ from smelt._torch.seen.dispatch import unseen
 from smelt._torch.seen.record_patches import is_plain_tensor_type
 from smelt.capture.recording.build import no_argument
 from smelt.capture.recording.opinfo import METADATA, OpInfo, op_info
-from smelt.capture.recording.recorder import _CONSTANT_MAKERS, Family, Slot, slot_type
+from smelt.capture.recording.recorder import _CONSTANT_MAKERS
+from smelt.capture.recording.tensor_slots import Family, Slot, slot_type
 from smelt.capture.scripting.values.types import infer_by_samples
 from smelt.capture.staging.fakes.fake_tensors import _IN_PLACE_METADATA, FakeRecorder, _give_back
 from smelt.capture.staging.fakes.overlaps import check_overlap

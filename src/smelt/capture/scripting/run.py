@@ -37,10 +37,10 @@ from smelt.capture.recording.detector import detecting
 from smelt.capture.recording.history import begun_inside
 from smelt.capture.recording.inferred import WHY as WHY_KINDS
 from smelt.capture.recording.inferred import MixedKinds, kinds_on_all_ways
-from smelt.capture.recording.recorder import Slot
 from smelt.capture.recording.results import Result
 from smelt.capture.recording.scopes import Scope
 from smelt.capture.recording.spans import Site
+from smelt.capture.recording.tensor_slots import Slot
 from smelt.capture.result import Captured, State, name_of, returned_objects
 from smelt.capture.scripting import builtins, calls
 from smelt.capture.scripting.functions import Functions, is_converted

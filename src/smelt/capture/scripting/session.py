@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 import torch
 
 from smelt.capture.convert import helpers
-from smelt.capture.recording.recorder import Slot, slot_type
 from smelt.capture.recording.scopes import Scope
 from smelt.capture.recording.spans import Site
+from smelt.capture.recording.tensor_slots import Slot, slot_type
 from smelt.capture.scripting.joining import want_joined
 from smelt.capture.scripting.merging import widened
 from smelt.capture.scripting.moving import HELD_VALUES, LISTING, WHOLE_VALUES, moved_by

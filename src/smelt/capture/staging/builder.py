@@ -17,7 +17,7 @@ from smelt.capture.dynamic.inputs import Symbols
 from smelt.capture.dynamic.slots import SizeSlot
 from smelt.capture.recording.build import GraphBuilder
 from smelt.capture.recording.kept_casts import KeptCast
-from smelt.capture.recording.recorder import Record, Slot, StateSlot, slot_type
+from smelt.capture.recording.tensor_slots import Record, Slot, StateSlot, slot_type
 from smelt.capture.staging.records import RegionRecords, Structured
 from smelt.diag import CaptureError
 from smelt.ir import INT, Graph, Type, Value

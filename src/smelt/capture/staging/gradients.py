@@ -16,8 +16,8 @@ from smelt._torch.seen.dispatch import unseen
 from smelt._torch.seen.leaves import has_hooks
 from smelt._torch.seen.shadow import Shadows, is_shadow
 from smelt.capture.recording.gradients import BACKWARD, GRAD, INFO, bound, listed
-from smelt.capture.recording.recorder import Family, slot_type
 from smelt.capture.recording.spans import Spans
+from smelt.capture.recording.tensor_slots import Family, slot_type
 from smelt.diag import Span
 from smelt.ir import STATE_OPS, Node, TensorType, Value
 from smelt.ops.convert import dtype_to_torch

@@ -17,8 +17,8 @@ from smelt._torch.seen.dispatch import unseen
 from smelt._torch.storage import storage_key
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import number_of, own
-from smelt.capture.recording.recorder import Record, Slot, StateSlot, slot_type
 from smelt.capture.recording.spans import is_smelts
+from smelt.capture.recording.tensor_slots import Record, Slot, StateSlot, slot_type
 from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, wrap
 from smelt.capture.staging.flow.stops import Again
 from smelt.capture.staging.objects.cached import calls_cache

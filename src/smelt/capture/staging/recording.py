@@ -22,9 +22,9 @@ from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.slots import SizeSlot
 from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.dynamic.values import is_sized, is_symbolic, number_of, sized
-from smelt.capture.recording.recorder import Family, Slot, slot_type
 from smelt.capture.recording.scopes import Scope
 from smelt.capture.recording.spans import Site, Spans
+from smelt.capture.recording.tensor_slots import Family, Slot, slot_type
 from smelt.capture.staging.fakes.examples import Examples
 from smelt.capture.staging.fakes.fake_tensors import FakeRecorder
 from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap

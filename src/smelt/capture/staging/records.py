@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from smelt._torch.seen.record_modes import Modes
 from smelt.capture.recording.opinfo import OpInfo
-from smelt.capture.recording.recorder import Slot
 from smelt.capture.recording.spans import Site
+from smelt.capture.recording.tensor_slots import Slot
 from smelt.ir import ListType, TupleType
 
 

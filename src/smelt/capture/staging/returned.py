@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from smelt.capture.dynamic.values import is_sized, plain
-from smelt.capture.recording.recorder import Slot
 from smelt.capture.recording.results import OWN, holds_its_own
+from smelt.capture.recording.tensor_slots import Slot
 from smelt.capture.staging.fakes.symbols import is_staged, slot_of
 from smelt.capture.staging.flow.iterables import StagedRange, StagedSequence
 from smelt.capture.staging.flow.merge import Pending, Poison

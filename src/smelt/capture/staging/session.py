@@ -20,8 +20,8 @@ import torch
 
 from smelt._torch.seen.dispatch import unseen
 from smelt.capture.convert.runtime import HIDDEN
-from smelt.capture.recording.recorder import Slot, slot_type
 from smelt.capture.recording.spans import Site
+from smelt.capture.recording.tensor_slots import Slot, slot_type
 from smelt.capture.staging.fakes import symbols
 from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
 from smelt.capture.staging.flow.stops import (

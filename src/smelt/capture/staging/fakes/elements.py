@@ -18,7 +18,7 @@ from smelt._torch.library.schemas import OpKwargs, Overload
 from smelt._torch.seen.dispatch import unseen
 from smelt.capture.dynamic.slots import SizeSlot
 from smelt.capture.recording.opinfo import OpInfo
-from smelt.capture.recording.recorder import Slot, slot_type
+from smelt.capture.recording.tensor_slots import Slot, slot_type
 from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot
 from smelt.ir import BOOL, FLOAT, INT, Type
 from smelt.ops.convert import dtype_to_torch

@@ -30,8 +30,9 @@ from smelt.capture.dynamic.values import for_torch, is_sized, number_of
 from smelt.capture.recording.nested import NAMES as NESTED
 from smelt.capture.recording.nested import PaddedInstead
 from smelt.capture.recording.opinfo import GIVING_BACK_BY_SIZE, METADATA, OpInfo, apart, op_info
-from smelt.capture.recording.recorder import _CONSTANT_MAKERS, Family, Recorder, Slot, StateSlot, slot_type
+from smelt.capture.recording.recorder import _CONSTANT_MAKERS, Recorder
 from smelt.capture.recording.scopes import Scope
+from smelt.capture.recording.tensor_slots import Family, Slot, StateSlot, slot_type
 from smelt.capture.staging.fakes.by_trial import by_trial, is_doubtful
 from smelt.capture.staging.fakes.elements import Elements
 from smelt.capture.staging.fakes.known_layouts import KnownLayouts

@@ -20,7 +20,7 @@ from smelt._torch.seen.record_patches import Descriptor, Getter, Method, Patches
 from smelt._torch.seen.shadow import is_shadow, sets_shadows
 from smelt.capture.convert.runtime import current as current_runtime
 from smelt.capture.dynamic.values import is_sized, own
-from smelt.capture.recording.recorder import StateSlot, slot_type
+from smelt.capture.recording.tensor_slots import StateSlot, slot_type
 from smelt.capture.staging import current
 from smelt.capture.staging.calls import record_print
 from smelt.capture.staging.fakes.symbols import is_staged, slot_of

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from smelt.capture.recording.opinfo import OpInfo
-from smelt.capture.recording.recorder import Slot
+from smelt.capture.recording.tensor_slots import Slot
 from smelt.capture.staging.fakes.symbols import ScalarSlot
 from smelt.ops.raises import is_division
 from smelt.ops.record import Trait

@@ -17,7 +17,7 @@ import numpy
 
 from smelt._torch.seen.shadow import SymBool, SymFloat, SymInt
 from smelt.capture.dynamic.values import int_is_integer
-from smelt.capture.recording.recorder import Family, Slot
+from smelt.capture.recording.tensor_slots import Family, Slot
 from smelt.capture.staging import current
 from smelt.ir import BOOL, FLOAT, INT, Type
 

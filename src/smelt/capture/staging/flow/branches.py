@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from smelt.capture.convert.runtime import Get, Set
-from smelt.capture.recording.recorder import Slot, slot_type
 from smelt.capture.recording.spans import Site, is_users
+from smelt.capture.recording.tensor_slots import Slot, slot_type
 from smelt.capture.staging.fakes.symbols import ScalarSlot, is_staged, slot_of, wrap
 from smelt.capture.staging.flow.growing import Grows, container_type, stage_container
 from smelt.capture.staging.flow.merge import Poison, resolved

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from smelt.capture.dynamic.values import computed, is_sized, plain
-from smelt.capture.recording.recorder import slot_type
+from smelt.capture.recording.tensor_slots import slot_type
 from smelt.capture.staging.fakes.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.staging.flow.stops import TAKEN_APART
 from smelt.ir import ANY, ListType

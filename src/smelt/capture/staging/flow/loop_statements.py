@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from smelt.capture.convert.runtime import Get, Names, Runtime, Set, Thunk, nothing
-from smelt.capture.recording.recorder import Slot, slot_type
+from smelt.capture.recording.tensor_slots import Slot, slot_type
 from smelt.capture.staging.fakes.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.staging.flow.branches import branch, condition, traced_truth
 from smelt.capture.staging.flow.iterables import (

@@ -18,7 +18,7 @@ from smelt._torch.seen.dispatch import unseen
 from smelt.capture.convert.runtime import HIDDEN, UNDEF, Get, Set
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import number_of
-from smelt.capture.recording.recorder import Slot, slot_type
+from smelt.capture.recording.tensor_slots import Slot, slot_type
 from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, class_of, is_staged, slot_of, wrap_as
 from smelt.capture.staging.flow.branches import check_genuine, own_cells, record_raise
 from smelt.capture.staging.flow.growing import Grows, container_type, stage_container

@@ -15,8 +15,8 @@ import torch
 from smelt.capture.convert.runtime import HIDDEN, UNDEF
 from smelt.capture.dynamic.slots import SizeSlot
 from smelt.capture.reads.reads_arguments import slots_of
-from smelt.capture.recording.recorder import Slot
 from smelt.capture.recording.spans import Site
+from smelt.capture.recording.tensor_slots import Slot
 from smelt.capture.staging.fakes.fake_tensors import tensor_type_of
 from smelt.capture.staging.fakes.symbols import ScalarSlot, class_of, is_staged, slot_of, wrap_as
 from smelt.capture.staging.flow.iterables import StagedRange

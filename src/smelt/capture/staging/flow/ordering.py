@@ -23,7 +23,7 @@ import torch
 
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import is_sized, number_of
-from smelt.capture.recording.recorder import slot_type
+from smelt.capture.recording.tensor_slots import slot_type
 from smelt.capture.staging.fakes.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.staging.flow.stops import CannotMerge
 from smelt.capture.structure.roots import is_skipped_class

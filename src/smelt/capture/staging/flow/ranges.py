@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smelt.capture.dynamic.values import number_of
-from smelt.capture.recording.recorder import Slot, slot_type
+from smelt.capture.recording.tensor_slots import Slot, slot_type
 from smelt.capture.staging.fakes.symbols import is_staged
 from smelt.ops.record import Trait
 from smelt.ops.sets import where

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smelt._torch.seen.dispatch import unseen
-from smelt.capture.recording.recorder import Slot, StateSlot
+from smelt.capture.recording.tensor_slots import Slot, StateSlot
 from smelt.capture.staging.flow.stops import CannotStage
 from smelt.capture.staging.objects.unconverted_code import unwatched
 from smelt.capture.staging.records import Structured

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from smelt.capture.dynamic.values import is_sized, number_of
-from smelt.capture.recording.recorder import slot_type
+from smelt.capture.recording.tensor_slots import slot_type
 from smelt.capture.staging.fakes.symbols import class_of, is_staged, slot_of
 from smelt.capture.staging.session import Session
 from smelt.capture.structure.tree import tuple_of

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from smelt.capture.recording.recorder import Slot
+from smelt.capture.recording.tensor_slots import Slot
 from smelt.capture.staging.fakes.symbols import is_staged, slot_of
 from smelt.capture.staging.flow.iterables import StagedSequence
 from smelt.capture.staging.objects.containers import are_the_same

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from smelt.capture.recording.recorder import Slot
+from smelt.capture.recording.tensor_slots import Slot
 from smelt.capture.staging.fakes.elements import Elements
 from smelt.ops.catalogue.packed import PACK
 
