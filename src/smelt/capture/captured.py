@@ -234,7 +234,7 @@ def _take_apart(
                         "S0104",
                     )
 
-    recorder.check_lent()
+    recorder.lent.check_unwritten(recorder)
     flattener: Flattener = (found := Result(check, arguments.containers, was_there))
     puts, not_put = None, ""
     if heap is not None and (heap.is_live or heap.outer):

@@ -60,6 +60,15 @@ class Site(NamedTuple):
 
 
 # One attribute access on a rooted object: (object, name, value or MISSING, site).
+class Reached(NamedTuple):
+    """A rooted object, and how the run got to it: `label` appended to the parent's name."""
+
+    value: Any
+    parent: int
+    label: str
+    site: Site | None
+
+
 RawRead = tuple[Any, str, Any, Site | None]
 
 

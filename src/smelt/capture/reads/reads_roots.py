@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import importlib
 import os
 import random
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from functools import partial
 from numbers import Number
 from threading import get_ident
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from smelt._torch.annotations import NAMES as ANNOTATIONS
 from smelt._torch.exact import MISSING, contents
 from smelt._torch.library.lru import LRU_CACHE, cached_tensors, has_tensor, results_of, table_of
 from smelt._torch.seen.labels import key_labels
@@ -31,14 +29,23 @@ from smelt._torch.seen.leaves import GRAD_SLOT
 from smelt.capture.reads.filled_caches import Fills
 from smelt.capture.reads.reads_annotations import Annotations
 from smelt.capture.reads.reads_arguments import ArgumentHeap, argument_parts
-from smelt.capture.reads.reads_effects import DRAWS, LOCKS, file_kind, is_builtin_module, reads_all
-from smelt.capture.reads.reads_facts import Change, RawRead, Read, Site, Store, changes_of, facts_of, state_path
+from smelt.capture.reads.reads_effects import DRAWS, LOCKS, file_kind, reads_all
+from smelt.capture.reads.reads_facts import (
+    Change,
+    RawRead,
+    Reached,
+    Read,
+    Site,
+    Store,
+    changes_of,
+    facts_of,
+    state_path,
+)
 from smelt.capture.reads.reads_library import Loggers, RawAsks, hold_error, hold_factory, site_of
+from smelt.capture.reads.reads_names import NamedReads, expect_store, read_global, widen_modules
 from smelt.capture.reads.reads_outer import Outer, State, broken_state, changed_state, outer_writes, state_places
 from smelt.capture.reads.reads_patch import ClassPatches
 from smelt.capture.reads.reads_scan import (
-    NAMES,
-    Chain,
     is_for_append,
     is_passed_by,
     may_take_locks,
@@ -71,23 +78,13 @@ from smelt.capture.reads.reads_values import (
     peek,
     raw_lookup,
 )
-from smelt.capture.reads.settings import flag_of, home_in, setting_of
 from smelt.capture.staging.objects.classes import dispatcher_of
 from smelt.capture.structure.state import Place, held_at, in_names
 from smelt.diag.events import watched
-from smelt.ops.python.python_draws import PYTHONS, draw_name, numpys_generator
+from smelt.ops.python.python_draws import PYTHONS, numpys_generator
 
 _LAYERS = os.path.join(os.path.dirname(torch.nn.__file__), "modules", "")
 _SMALL_ARRAY_NBYTES = 4096
-
-
-class Reached(NamedTuple):
-    """A rooted object, and how the run got to it: `label` appended to the parent's name."""
-
-    value: Any
-    parent: int
-    label: str
-    site: Site | None
 
 
 class Roots:
@@ -120,7 +117,7 @@ class Roots:
         self._names: set[str] = set()  # that code which has run names
         self._texts: set[str] = set()  # those that it may ask for with `getattr`
         self._classes: set[type] = set()  # whose descriptors are reached
-        self._held_modules: dict[int, tuple[ModuleType, dict[str, Any], Site | None]] = {}  # with what they held
+        self.held_modules: dict[int, tuple[ModuleType, dict[str, Any], Site | None]] = {}  # with what they held
         self._locks: list[tuple[object, Site | None, bool]] = []  # whether code names it there
         self._loaded: list[tuple[Site, frozenset[str]]] = []  # where code asks what is imported, and what was
         self._holders: dict[int, list[FrameType]] = {}  # calls of functions that name one, by code
@@ -136,7 +133,7 @@ class Roots:
         self.executed: dict[int, tuple[CodeType, dict[str, Any]]] = {}
         self.patches = ClassPatches(self.seen, self._on_read, self._on_write)
         self._nested: set[int] = set()
-        self._unresolved: list[tuple[Chain, Site, Any, int]] = []  # chains cut short: the module, the place in the path
+        self._named = NamedReads()
         self._thread = get_ident()
         self._busy = False
         self._late = False
@@ -207,8 +204,8 @@ class Roots:
             self._met_outside.add(id(value))
         if kind == "lock":
             self._locks.append((value, site, not parent))
-        if kind == "module" and id(value) not in self._held_modules:
-            self._hold_module(value, parent, label, site)
+        if kind == "module" and id(value) not in self.held_modules:
+            self.hold_module(value, parent, label, site)
         if id(value) in self.rooted:
             return
         self.rooted[id(value)] = Reached(value, parent, label, site)
@@ -240,16 +237,16 @@ class Roots:
             self.rooted.setdefault(id(value), Reached(value, parent, label, site))
             self._reach_own(own, id(value), site)
 
-    def _hold_module(self, module: ModuleType, parent: int, label: str, site: Site | None) -> None:
+    def hold_module(self, module: ModuleType, parent: int, label: str, site: Site | None) -> None:
         """A module that an object or container holds: code may read of it what it names anywhere."""
         if file_kind(getattr(module, "__file__", None) or "<none>") != "user":
             return
         self.rooted.setdefault(id(module), Reached(module, parent, label, site))
-        self._held_modules[id(module)] = module, dict(module.__dict__), site
+        self.held_modules[id(module)] = module, dict(module.__dict__), site
         self._read_held(module, tuple(self._names))
 
     def _read_held(self, module: ModuleType, names: Iterable[str]) -> None:
-        space, (_, held, site) = module.__dict__, self._held_modules[id(module)]
+        space, (_, held, site) = module.__dict__, self.held_modules[id(module)]
         for name in names:
             if name in held and (id(space), name) not in self.state:
                 self.fact("item", space, name, held[name], site, f"{module.__name__}.{name}")
@@ -567,7 +564,7 @@ class Roots:
         self._names.update(code.co_names, texts)
         self.annotations.enter(self, code, texts)
         self._texts.update(texts)
-        for module, *_ in list(self._held_modules.values()):
+        for module, *_ in list(self.held_modules.values()):
             self._read_held(module, (*code.co_names, *texts))
         self._hold_given_classes(code, frame)
         self._supers.enter(self, frame)
@@ -575,22 +572,23 @@ class Roots:
         for chain in scan.chains:
             site = Site(code, chain.offset)
             if chain.root == "cell":
-                self._follow(cells.get(chain.name, MISSING), chain, site)
+                self._named.follow(self, cells.get(chain.name, MISSING), chain, site)
             elif chain.root == "import":
-                self._follow_import(chain, site)
+                self._named.follow_import(self, chain, site)
             else:
-                self._follow(self._read_global(namespace, frame.f_builtins, chain.name, site), chain, site)
+                value = read_global(self, namespace, frame.f_builtins, chain.name, site)
+                self._named.follow(self, value, chain, site)
         if len(self._locks) + len(self._loaded) > asked:
             self._holders[id(code)] = [frame]
         for chain in scan.stores:
-            self._expect_store(namespace, chain, Site(code, chain.offset))
+            expect_store(self, namespace, chain, Site(code, chain.offset))
         if scan.asks_classes and not self._asks_classes:
             self._asks_classes = True
             for reached in list(self.rooted.values()):
                 if kind_of(type(reached.value)) == "instance":
                     self._hold_class(type(reached.value), Site(code, 0))
         if scan.calls_getattr:
-            self._widen_modules(scan.chains, {"global": namespace, "cell": cells, "import": sys.modules}, texts)
+            widen_modules(self, scan.chains, {"global": namespace, "cell": cells, "import": sys.modules}, texts)
         self._raw_asks.enter(self, frame)
 
     def _hold_methods(self, names: Sequence[str], site: Site) -> None:
@@ -645,150 +643,15 @@ class Roots:
             self.fact("cell", cell, name, values[name], site, name)
         return values
 
-    def _read_global(self, namespace: dict[str, object], builtins: dict[str, object], name: str, site: Site) -> object:
-        value = namespace.get(name, MISSING)
-        if (id(namespace), name) in self.state:
-            return MISSING
-        if value is not MISSING:
-            self.fact("item", namespace, name, value, site, name)
-            return value
-        value = builtins.get(name, MISSING)
-        self.fact("absent", namespace, name, MISSING, site, name)
-        self.fact("absent" if value is MISSING else "item", builtins, name, value, site, name)
-        return value
-
-    def _follow_import(self, chain: Chain, site: Site) -> None:
-        module = sys.modules.get(chain.name, MISSING)
-        if module is MISSING:
-            self._unresolved.append((chain, site, MISSING, 0))
-        else:
-            self.fact("item", sys.modules, chain.name, module, site, f"sys.modules[{chain.name!r}]")
-        self._follow(module, chain, site)
-
-    def _follow(self, base: Any, chain: Chain, site: Site, start: int = 0) -> None:
-        """Read `base.path[start:]` where that runs no user code: on modules and classes; stop where watching takes
-        over, and where a module has no such name yet."""
-        value, parent, label = base, 0, ".".join((chain.name, *chain.path[:start]))
-        if value is MISSING:
-            return
-        self._reach_by_name(value, 0, label, site)
-        for i, name in enumerate(chain.path[start:], start):
-            parent, label = id(value), f"{label}.{name}"
-            if isinstance(value, ModuleType):
-                home = home_in(value, name)
-                if home is not value:
-                    self.fact("absent", value.__dict__, name, MISSING, site, label)
-                value, space = home, home.__dict__
-                if name == "random" and name not in space and value.__name__ == "numpy":
-                    importlib.import_module("numpy.random")  # as asking for it does
-                flag = flag_of(value, name) if name not in space else None
-                if flag is not None:
-                    self.fact("context", flag, None, flag.get(), site, flag.name)
-                if name not in space:
-                    self._unresolved.append((chain, site, value, i))
-                    return
-                if (id(space), name) in self.state:
-                    return
-                self.fact("item", space, name, space[name], site, label)
-                value = space[name]
-            elif isinstance(value, type):
-                raw = raw_lookup(value, name) if name not in ANNOTATIONS else MISSING
-                if raw is MISSING or self.class_state(value, name):
-                    return
-                self.fact("static", value, name, raw, site, label)
-                value = raw
-            else:
-                if isinstance(value, FunctionType) and name in NAMES:
-                    self.fact("attr", value, name, getattr(value, name), site, label)
-                return
-            self._reach_by_name(value, parent, f".{name}", site)
-            self._refuse_random(value, label, site)
-        is_handed_on = chain.is_handed_on and isinstance(value, ModuleType) and not is_builtin_module(value)
-        if is_handed_on and id(value) not in self._held_modules:
-            self._hold_module(value, parent, label, site)
-
-    def _reach_by_name(self, value: object, parent: int, label: str, site: Site) -> None:
-        """The same as `reach`, for what is named in code: what is read of a module there is named, too."""
-        setting = setting_of(value)
-        if setting is not None:
-            self.fact("context", setting, None, setting.get(), site, setting.name)
-        if isinstance(value, ModuleType):
-            self.rooted.setdefault(id(value), Reached(value, parent, label, site))
-        else:
-            self.reach(value, parent, label, site)
-
     def follow_late(self) -> None:
         """Read on where a module, or a name in one, was not there yet when the code that uses it was entered."""
         self._late = True
-        while self._unresolved:
-            chain, site, module, start = self._unresolved.pop()
-            if module is MISSING and chain.name in sys.modules:
-                self._follow(sys.modules[chain.name], chain, site)
-            elif module is MISSING:
-                self.fact("absent", sys.modules, chain.name, MISSING, site, f"sys.modules[{chain.name!r}]")
-            elif chain.path[start] in module.__dict__:
-                self._follow(module, chain, site, start)
-            else:
-                label = ".".join((chain.name, *chain.path[: start + 1]))
-                self.fact("absent", module.__dict__, chain.path[start], MISSING, site, label)
+        self._named.follow_late(self)
 
     def enter_note(self, error: BaseException, frame: FrameType) -> None:
         """`error.add_note(text)` is about to read and change an attribute, which no hook sees."""
         if id(error) in self.rooted:
             self.widen(error, site_of(frame))
-
-    def _expect_store(self, namespace: dict[str, object], chain: Chain, site: Site) -> None:
-        """Remember what a global, or an attribute of a module or class, holds before executed code assigns it."""
-        name, space = chain.name, namespace
-        if chain.path:
-            owner = namespace.get(chain.name, MISSING) if chain.root == "global" else sys.modules.get(chain.name)
-            for part in chain.path[:-1]:
-                owner = home_in(owner, part) if isinstance(owner, ModuleType) else owner
-                owner = owner.__dict__.get(part, MISSING) if isinstance(owner, (ModuleType, type)) else MISSING
-            if not isinstance(owner, (ModuleType, type)):
-                return
-            flag = flag_of(owner, chain.path[-1]) if isinstance(owner, ModuleType) else None
-            if flag is not None:
-                self.fact("context", flag, None, flag.get(), site, flag.name)
-                return
-            name, space = chain.path[-1], owner.__dict__  # type: ignore[assignment]  # a class's is a read-only view
-        label = ".".join((chain.name, *chain.path))
-        cls = owner if chain.path and isinstance(owner, type) else None
-        place = id(space) if cls is None else id(cls)
-        self.stores.setdefault((place, name), Store(space, name, space.get(name, MISSING), label, site, cls))
-
-    def _refuse_random(self, value: object, label: str, site: Site) -> None:
-        """NumPy's own functions are not builtins that a profile hook sees; their owner tells what they are."""
-        if (draw_name(value) or "").startswith("numpy."):
-            self.numpys_draws.append((label, site))
-            return
-        owner = type(getattr(value, "__self__", None)).__module__ or ""
-        module = getattr(value, "__module__", None)
-        if owner.startswith("numpy.random") or (isinstance(module, str) and module.startswith("numpy.random")):
-            self.refusals.append((DRAWS, label, site))
-
-    def _widen_modules(
-        self, chains: tuple[Chain, ...], spaces: dict[str, Mapping[str, object]], texts: Sequence[str]
-    ) -> None:
-        """`getattr(module, name)` reads a global of a module by a name that no scan can know, or finds none; of a
-        library's module, by one that stands in the code.
-        """
-        for chain in chains:
-            value = spaces[chain.root].get(chain.name)
-            for name in chain.path:
-                value = value.__dict__.get(name) if isinstance(value, ModuleType) else value
-            if not isinstance(value, ModuleType):
-                continue
-            site, label = Site(next(iter(self.executed.values()))[0], chain.offset), ".".join((chain.name, *chain.path))
-            is_all = chain.root == "global" and not is_builtin_module(value)
-            is_all = is_all and file_kind(getattr(value, "__file__", None) or "<none>") == "user"
-            names = [name for name in value.__dict__ if name[:2] != "__"] if is_all else ()
-            for name in dict.fromkeys((*names, *filter(str.isidentifier, texts))):
-                if (id(value.__dict__), name) not in self.state:
-                    member = value.__dict__.get(name, MISSING)
-                    kind = "absent" if member is MISSING else "item"
-                    self.fact(kind, value.__dict__, name, member, site, f"{label}.{name}")
-                    self.reach(member, id(value), f".{name}", site)
 
     # ---------------------------------------------------------------- the end of the run
 

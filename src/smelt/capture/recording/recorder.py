@@ -27,10 +27,11 @@ from smelt._torch.seen.record_patches import (
     takes_operators,
 )
 from smelt._torch.state import default_dtype, is_any_autocast, is_grad_enabled, is_inference
-from smelt._torch.storage import is_zero, nbytes_spanned
+from smelt._torch.storage import is_zero
 from smelt.capture.reads.filled_caches import is_filling
 from smelt.capture.recording.earlier_gradients import let_go_of
 from smelt.capture.recording.gradients import Spent
+from smelt.capture.recording.lent_memory import LentMemory, is_comparable
 from smelt.capture.recording.nested import NAMES as NESTED
 from smelt.capture.recording.nested import NestedTensors
 from smelt.capture.recording.opinfo import OpInfo, expectation, op_info
@@ -57,7 +58,6 @@ from smelt.ops.python.python_ops import ATTEMPT_KEYWORDS
 from smelt.ops.ranks.collectives import COLLECTIVES
 from smelt.ops.registry import overload as found_overload
 
-_STRIDED = torch.strided
 _TENSOR, _LIST, _OTHER = 1, 2, 0
 # Operators that give Python a value which follows from data, and what the graph compares instead.
 _EXPECTED = {
@@ -69,10 +69,6 @@ _EXPECT = {kind: expectation(kind) for kind in _READINGS}
 _ELEMENT_READS = frozenset(("tolist", "numpy", "__array__", "__repr__", "tensor", "as_tensor", "new_tensor"))
 _LENDING = frozenset(("numpy", "__array__"))
 _WRITING = frozenset((*_LENDING, "__dlpack__", "apply_", "map_", "map2_"))
-_BITS = {
-    torch.float64: torch.int64, torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16,
-}  # fmt: skip
-_COMPARED = 4096  # elements
 _SHOWN = 16
 _CONSTANT_MAKERS = frozenset(("lift_fresh", "lift", "lift_fresh_copy"))
 _DUAL = frozenset(("_make_dual", "_unpack_dual"))
@@ -124,7 +120,7 @@ class Recorder:
     leaves: dict[int, tuple[torch.Tensor, Any]] = field(default_factory=dict)
     unset: dict[int, torch.Tensor] = field(default_factory=dict)
     bare: frozenset[int] | None = None
-    lent: list[tuple[torch.Tensor, torch.Tensor, str, Site | None]] = field(default_factory=list)
+    lent: LentMemory = field(default_factory=LentMemory)
     _dtype: torch.dtype = field(default_factory=default_dtype)
     regions: Regions = field(default_factory=Regions)
     _modes: dict[Any, Modes] = field(default_factory=dict)
@@ -266,7 +262,7 @@ class Recorder:
             self.drew_for_cache = True
         for slot in operands:
             if slot.family.is_foreign and self.lent:
-                self.check_lent()
+                self.lent.check_unwritten(self)
             if slot.family.tainted:
                 tainted = True
             elif slot.kind == "unknown" and info.short not in _CONSTANT_MAKERS:
@@ -435,8 +431,7 @@ class Recorder:
         slot.family.blank = False
         slot.kind = "constant"
         if slot.family.is_foreign:
-            self._check_over_lent(tensor)
-            self._check_brought_back()
+            self.lent.check_new(self, tensor)
         with torch.no_grad():
             self.constants[slot] = strided_copy(tensor.detach())
 
@@ -490,36 +485,7 @@ class Recorder:
     def wraps_memory(self, tensor: torch.Tensor) -> None:
         """Note that a tensor shares memory with a Python object, so that a write to it is an error."""
         self.slot_of(tensor).family.is_foreign = True
-        self._check_over_lent(tensor)
-        self._check_brought_back()
-
-    def _check_over_lent(self, tensor: torch.Tensor) -> None:
-        """Fail where a tensor lies in memory that was lent to NumPy: the two share their elements."""
-        if not self.lent or tensor.layout is not _STRIDED:
-            return
-        start, end = tensor.data_ptr(), tensor.data_ptr() + nbytes_spanned(tensor)
-        for lent, _, what, _ in self.lent:
-            if start < lent.data_ptr() + nbytes_spanned(lent) and lent.data_ptr() < end:
-                self.fail(
-                    f"a tensor was made over memory that Python got by {what}",
-                    "the two share their elements, which the graph cannot tell",
-                    "use the tensor itself, or a copy of it: torch.tensor(array)",
-                    "S0104",
-                )
-
-    def _check_brought_back(self) -> None:
-        """Fail where a tensor is made of an array, after the elements of another depended on data: the graph would hold
-        for the very elements that the recorded run had.
-        """
-        if self.lent:
-            *_, what, site = self.lent[0]
-            self.fail(
-                f"elements go through NumPy: Python got them by {what}, and an array becomes a tensor again",
-                "what NumPy computes is no part of a graph",
-                "compute it with torch, or outside, with what the program returns",
-                "S0104",
-                site,
-            )
+        self.lent.check_new(self, tensor)
 
     @property
     def may_have_written(self) -> bool:
@@ -723,27 +689,16 @@ class Recorder:
             return
         if not slot.family.tainted:
             return
-        if not (self.specialize and what in _ELEMENT_READS and _is_comparable(tensor)):
+        if not (self.specialize and what in _ELEMENT_READS and is_comparable(tensor)):
             self.converted(slot, what)
             return
         with torch.no_grad():
             copy = strided_copy(tensor.detach())
         if what in _LENDING:
             slot.family.is_foreign = True
-            self.lent.append((tensor, copy, what, self._find_site(2)))
+            self.lent.lend(tensor, copy, what, self._find_site(2))
         self._expect("elements", [slot], {}, copy)
         self._note_conversion("S0101", slot, what, copy.tolist() if copy.numel() <= _SHOWN else None)
-
-    def check_lent(self) -> None:
-        """Fail where memory that was lent to NumPy was written by Python."""
-        for tensor, copy, what, _ in self.lent:
-            if not same_bits(tensor, copy):
-                self.fail(
-                    f"memory that Python got by {what} was written afterwards",
-                    "what Python writes there is not seen",
-                    "work on a copy: tensor.clone().numpy()",
-                    "S0104",
-                )
 
     def _note_conversion(self, code: str, slot: Slot, what: str, value: object) -> None:
         kind, origin = self.type_text(slot), self.origin_text(slot)
@@ -824,23 +779,3 @@ class Recorder:
             if any(slot is r or (isinstance(r, list) and slot in r) for r in record.results):
                 return record
         return None
-
-
-def _is_comparable(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.layout is _STRIDED
-        and tensor.numel() <= _COMPARED
-        and not tensor.is_quantized
-        and is_plain_tensor_type(type(tensor))
-        and (tensor.dtype in _BITS or tensor.dtype.is_complex or not tensor.dtype.is_floating_point)
-    )
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one dtype and size hold the same, NaN included."""
-    with torch.no_grad():
-        left, right = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in (a.detach(), b.detach()))
-        bits = _BITS.get(left.dtype)
-        if bits is not None:
-            left, right = left.resolve_neg().view(bits), right.view(bits)
-        return torch.equal(left, right)
