@@ -16,7 +16,7 @@ import torch  # noqa: E402
 import smelt  # noqa: E402
 from smelt._torch import state_native, tensor_layout  # noqa: E402
 from smelt._torch.library import shim, stable  # noqa: E402
-from smelt._torch.seen import dispatch, handles, light_fake, module_call, shadow  # noqa: E402
+from smelt._torch.seen import dispatch, handles, light_fake, module_call, staged_fakes  # noqa: E402
 from smelt.compiler.object.compiled import dispatcher_of  # noqa: E402
 from smelt.runtime.guarding import guard_versions  # noqa: E402
 
@@ -45,8 +45,8 @@ def fallbacks() -> list[str]:
         "objects are not read in memory": bool(guard_versions.class_offsets()),
         "the thread's keys are asked one by one": state_native._thread_keys() is not None,
         "the matmul precision is asked of Python": state_native._precision_address() is not None,
-        "fake tensors import torch's compiler": shadow.FakeTensorMode is not None
-        and light_fake._light_classes(shadow.FakeTensorMode) is not None,
+        "fake tensors import torch's compiler": staged_fakes.FakeTensorMode is not None
+        and light_fake._light_classes(staged_fakes.FakeTensorMode) is not None,
         "modules are called by another forward of their own": module_call.call_with_forward() is not None,
     }
     return [what for what, is_best in best.items() if not is_best]

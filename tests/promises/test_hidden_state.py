@@ -15,7 +15,7 @@ import smelt
 
 @pytest.mark.spread(2)
 @pytest.mark.parametrize("maxsize", [None, 4])
-def test_a_cached_function_keeps_no_shadow(maxsize: int | None) -> None:
+def test_a_cached_function_keeps_no_fake(maxsize: int | None) -> None:
     @functools.lru_cache(maxsize=maxsize)
     def mask(n: int) -> torch.Tensor:
         return torch.ones(n, n).tril().bool()

@@ -19,7 +19,7 @@ def experts(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tenso
     return torch._grouped_mm(x, w, offs=ends)
 
 
-def shadows_refuse() -> bool:
+def fakes_refuse() -> bool:
     """Whether the kernel without data of the torch that runs asks for more than eager's does."""
     try:
         torch._grouped_mm(X.to("meta"), W.to("meta"), offs=ENDS.to("meta"))
@@ -34,14 +34,14 @@ def both_ways(program: smelt.Program) -> None:
 
 
 @pytest.mark.parametrize("is_ruled", [True, False])
-def test_an_arm_that_only_shadows_refuse(is_ruled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arm_that_only_fakes_refuse(is_ruled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the catalogue's type rule; without one, by a run of the operator."""
     if not is_ruled:
         monkeypatch.setattr(typing, "_by_rule", lambda op, args, kwargs: None)
     both_ways(smelt.trace(experts, (X, W, ENDS)))
 
 
-def test_a_script_takes_what_only_shadows_refuse() -> None:
+def test_a_script_takes_what_only_fakes_refuse() -> None:
     def grouped(x: smelt.f32[8, 16], w: smelt.f32[2, 16, 24], ends: smelt.i32[2]):  # type: ignore[name-defined]
         return torch._grouped_mm(x, w, offs=ends)
 
@@ -64,7 +64,7 @@ def test_what_is_too_large_to_try_is_taken_as_recorded(monkeypatch: pytest.Monke
     monkeypatch.setattr(typing, "_by_rule", lambda op, args, kwargs: None)
     monkeypatch.setattr("smelt.ops.meta.MOST_TRIED", 100)
     monkeypatch.setattr("smelt.capture.staging.fakes.refused_kernels.MOST_TRIED", 100)
-    if not shadows_refuse():
+    if not fakes_refuse():
         both_ways(smelt.trace(experts, (X, W, ENDS)))
         return
     with pytest.warns(smelt.SmeltWarning, match="holds for one path"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import smelt
-from smelt._torch.seen.shadow import Shadows
+from smelt._torch.seen.staged_fakes import FakeTensors
 from smelt.capture.staging.objects.unconverted_code import Watch, unwatched
 
 
@@ -76,23 +76,23 @@ def test_who_begins_to_watch_in_unwatched_code_goes_on() -> None:
         assert sys.gettrace() == watch._enter
 
 
-def test_writes_of_a_tensor_without_a_shadow_are_counted() -> None:
-    shadows, state = Shadows(), torch.zeros(3)
+def test_writes_of_a_tensor_without_a_fake_are_counted() -> None:
+    fakes, state = FakeTensors(), torch.zeros(3)
     before = state._version
-    shadows.note_write(state)
-    shadows.note_write(state)
+    fakes.note_write(state)
+    fakes.note_write(state)
     view = state[1:]
-    assert shadows.version_of(state) == shadows.version_of(view) == before + 2
-    shadow = shadows.of(state)
-    assert (shadow._version, shadows.version_of(state)) == (2, before + 2)
-    shadows.note_write(state)
-    assert (shadow._version, shadows.version_of(state)) == (3, before + 3)
+    assert fakes.version_of(state) == fakes.version_of(view) == before + 2
+    fake = fakes.of(state)
+    assert (fake._version, fakes.version_of(state)) == (2, before + 2)
+    fakes.note_write(state)
+    assert (fake._version, fakes.version_of(state)) == (3, before + 3)
 
 
-def test_memory_is_one_with_a_shadow_and_without() -> None:
-    shadows, state, other = Shadows(), torch.zeros(3), torch.zeros(3)
+def test_memory_is_one_with_a_fake_and_without() -> None:
+    fakes, state, other = FakeTensors(), torch.zeros(3), torch.zeros(3)
     alias = state.detach()
-    assert shadows.memory_of(state) == shadows.memory_of(alias) != shadows.memory_of(other)
-    viewed = shadows.view(shadows.of(alias), [2], [1])
-    assert shadows.memory_of(state) == shadows.memory_of(viewed) == shadows.memory_of(state[1:])
-    assert shadows.memory_of(other) != shadows.memory_of(viewed)
+    assert fakes.memory_of(state) == fakes.memory_of(alias) != fakes.memory_of(other)
+    viewed = fakes.view(fakes.of(alias), [2], [1])
+    assert fakes.memory_of(state) == fakes.memory_of(viewed) == fakes.memory_of(state[1:])
+    assert fakes.memory_of(other) != fakes.memory_of(viewed)

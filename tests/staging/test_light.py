@@ -12,8 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from smelt._torch.seen import light_fake, plain_fake
-from smelt._torch.seen.fake import fake_tensors
-from smelt._torch.seen.shadow import Shadows, unrecognized
+from smelt._torch.seen.staged_fakes import FakeTensors, fake_tensors, unrecognized
 from tests.forked import smelt_forks
 
 _PROGRAM = """
@@ -95,7 +94,7 @@ def _facts(tensor: torch.Tensor) -> tuple[object, ...]:
         lambda: torch.view_as_real(torch.randn(2, 3, dtype=torch.complex64)),
     ],
 )
-def test_shadows_are_those_of_torch(make: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fakes_are_those_of_torch(make: object, monkeypatch: pytest.MonkeyPatch) -> None:
     light = light_fake._made(*_classes(monkeypatch))
     tensor = make()  # type: ignore[operator]
     theirs, ours = (
@@ -108,7 +107,7 @@ def test_shadows_are_those_of_torch(make: object, monkeypatch: pytest.MonkeyPatc
     assert ours._is_view() == theirs._is_view() == tensor._is_view()
 
 
-def test_views_of_one_memory_have_shadows_of_one_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_views_of_one_memory_have_fakes_of_one_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     light = light_fake._made(*_classes(monkeypatch))
     base = torch.randn(4, 4)
     one, other, apart = (light.from_tensor(t, static_shapes=True) for t in (base[1:], base.T, base.clone()))
@@ -142,22 +141,22 @@ def _more(tensor: torch.Tensor) -> tuple[object, ...]:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.parametrize("name", PLAIN)
-def test_plain_shadows_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_fakes_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same, where torch would describe the tensor first, and where it does."""
     tensor = PLAIN[name]()
     theirs = light_fake.light_mode(FakeTensorMode).from_tensor(tensor, static_shapes=True)
-    ours = Shadows()
+    ours = FakeTensors()
     assert ours._plain is not None
     assert _more(ours.of(tensor)) == _more(theirs)
     assert ours.of(tensor) is ours.of(tensor) is ours._mode.from_tensor(tensor, static_shapes=True)
     monkeypatch.setattr(plain_fake, "_is_as_known", lambda: False)
-    described = Shadows()
+    described = FakeTensors()
     assert described._plain is None
     assert _more(described.of(tensor)) == _more(theirs)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
-def test_what_shares_the_memory_of_a_plain_tensor_has_a_shadow_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_shares_the_memory_of_a_plain_tensor_has_a_fake_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
     base = torch.nn.Parameter(torch.randn(4, 4))
     apart = torch.randn(4, 4)
     sharing = [base, base.detach(), base.data, base.T, base.detach()[1:], base.view(-1)]
@@ -166,14 +165,14 @@ def test_what_shares_the_memory_of_a_plain_tensor_has_a_shadow_that_does(monkeyp
         for is_known in (True, False):
             with monkeypatch.context() as patch:
                 patch.setattr(plain_fake, "_is_as_known", lambda known=is_known: known)
-                shadows = Shadows()
-            shadows.of(first)
-            found = [shadows.of(t) for t in (*sharing, apart)]
-            *memories, other = (shadow.untyped_storage()._cdata for shadow in found)
+                fakes = FakeTensors()
+            fakes.of(first)
+            found = [fakes.of(t) for t in (*sharing, apart)]
+            *memories, other = (fake.untyped_storage()._cdata for fake in found)
             assert len(set(memories)) == 1 and other not in memories
-            before = [shadow._version for shadow in found]
-            shadows.note_write(base)
-            written.append([shadow._version - n for shadow, n in zip(found, before, strict=True)])
+            before = [fake._version for fake in found]
+            fakes.note_write(base)
+            written.append([fake._version - n for fake, n in zip(found, before, strict=True)])
         assert written[0] == written[1]
 
 
@@ -184,7 +183,7 @@ def test_marks_are_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(vars(kernel).get("__dynamo_disable") is kernel for kernel in kernels)
     with light_fake.unmarked():
         assert all("__dynamo_disable" in vars(kernel) for kernel in kernels)
-        with light_fake.unmarked(), Shadows().running():
+        with light_fake.unmarked(), FakeTensors().running():
             torch.empty(2).add(1)
         assert all("__dynamo_disable" in vars(kernel) for kernel in kernels)
     assert not any(vars(kernel).get("__dynamo_disable") is kernel for kernel in kernels)
@@ -201,17 +200,17 @@ def _classes(monkeypatch: pytest.MonkeyPatch) -> tuple[object, object, object]:
 def test_other_threads_and_torch_find_the_data_free_kind_itself() -> None:
     package = torch._subclasses
     mode = FakeTensorMode()
-    shadow = mode.from_tensor(torch.ones(2))
+    fake = mode.from_tensor(torch.ones(2))
     begun, done = threading.Event(), threading.Event()
 
     def program() -> None:
         with unrecognized(lambda tensor: True):
-            seen.append(isinstance(shadow, package.FakeTensor))
+            seen.append(isinstance(fake, package.FakeTensor))
             exec("from torch._subclasses import FakeTensor", {"__name__": "torch._later"}, late := {})
             seen.append(late["FakeTensor"] is FakeTensor)
             begun.set()
             done.wait(60)
-        seen.append(isinstance(shadow, package.FakeTensor))
+        seen.append(isinstance(fake, package.FakeTensor))
 
     seen: list[bool] = []
     thread = threading.Thread(target=program)
@@ -219,9 +218,9 @@ def test_other_threads_and_torch_find_the_data_free_kind_itself() -> None:
     try:
         begun.wait(60)
         # torch's compiler asks for the very type.
-        assert package.FakeTensor is FakeTensor and type(shadow) is package.FakeTensor
+        assert package.FakeTensor is FakeTensor and type(fake) is package.FakeTensor
         with unrecognized(lambda tensor: False), unrecognized(lambda tensor: True):
-            assert not isinstance(shadow, package.FakeTensor)
+            assert not isinstance(fake, package.FakeTensor)
         with pytest.raises(AttributeError, match="no attribute 'FakeTensors'"):
             package.FakeTensors
     finally:

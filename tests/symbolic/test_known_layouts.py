@@ -1,4 +1,4 @@
-"""Operators that are called on operands that lie alike: shadows are asked once, and nothing else changes."""
+"""Operators that are called on operands that lie alike: fake tensors are asked once, and nothing else changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program whose way depends on data as one graph, with branches and loops, where a second run on shadows gives one.
+"""A program whose way depends on data as one graph, with branches and loops, by a second run on fake tensors.
 
 Invariant: the graph holds for all ways, so everything that any of them read is guarded; where the second run acts on
 anything outside, or its graph cannot be compiled, the recorded way stands for itself (`smelt.compiler.paths`).
@@ -76,7 +76,7 @@ def staged_unit(
         return None, "the layout of a result depends on the strides of a size-1 dimension"
     if not native.has_history and has_history_on_other_ways(staged, args, kwargs):
         return None, "a result has gradients on some of its paths, or may have"
-    acts = [effect for more in found for effect in more.effects if not _is_by_shadows(effect)]
+    acts = [effect for more in found for effect in more.effects if not _is_by_fakes(effect)]
     if acts:
         return None, ReadLog(effects=acts[:1]).why_not()
     assert staged.graph is not None
@@ -217,8 +217,8 @@ def _reading(
     return run
 
 
-def _is_by_shadows(effect: Effect) -> bool:
-    """Whether it was done by torch on its way to a shadow's type, not by the line that called the operator."""
+def _is_by_fakes(effect: Effect) -> bool:
+    """Whether it was done by torch on its way to a fake tensor's type, not by the line that called the operator."""
     return effect.name in ("eval", "exec") and (effect.span is None or effect.name not in effect.span.text)
 
 

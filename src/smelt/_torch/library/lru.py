@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from smelt._torch.seen.shadow import is_shadow
+from smelt._torch.seen.staged_fakes import is_fake
 
 LRU_CACHE: type = functools._lru_cache_wrapper
 _DEEPEST = 4
@@ -67,6 +67,6 @@ def results_of(cache: Any) -> list[tuple[Any, Any]]:
 def has_tensor(value: Any, depth: int = 0) -> bool:
     """Whether a value is a tensor, or a plain container with one in it."""
     if isinstance(value, torch.Tensor):
-        return not is_shadow(value)
+        return not is_fake(value)
     items = value.values() if type(value) is dict else value if type(value) in (tuple, list) else ()
     return depth < _DEEPEST and any(has_tensor(item, depth + 1) for item in items)

@@ -26,8 +26,8 @@ except ImportError:  # pragma: no cover - another torch
     FakeTensor, FakeTensorMode, no_dispatch = (), None, None
 
 
-class PlainShadows:
-    """The fake tensors of one mode's plain tensors. Make it by `plain_shadows`."""
+class PlainFakes:
+    """The fake tensors of one mode's plain tensors. Make it by `plain_fakes`."""
 
     def __init__(self, mode: Any) -> None:
         self._mode = mode
@@ -51,19 +51,19 @@ class PlainShadows:
         memory = tensor.untyped_storage()
         with no_dispatch():
             elements = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
-            shadow: Any = FakeTensor(self._mode, elements, tensor.device)
+            fake: Any = FakeTensor(self._mode, elements, tensor.device)
         if tensor.requires_grad:
-            shadow.requires_grad = True
+            fake.requires_grad = True
         if isinstance(tensor, torch.nn.Parameter):
-            shadow._is_param = True
-        self._memory[self._number(memory)] = shadow.untyped_storage()
-        self._remember(tensor, shadow)
-        return shadow
+            fake._is_param = True
+        self._memory[self._number(memory)] = fake.untyped_storage()
+        self._remember(tensor, fake)
+        return fake
 
 
-def plain_shadows(mode: Any) -> PlainShadows | None:
+def plain_fakes(mode: Any) -> PlainFakes | None:
     """What makes a light mode's plain fake tensors; None where this torch makes them otherwise."""
-    return PlainShadows(mode) if _is_as_known() else None
+    return PlainFakes(mode) if _is_as_known() else None
 
 
 @lru_cache(maxsize=1)
@@ -72,7 +72,7 @@ def _is_as_known() -> bool:
     try:
         mode = light_mode(FakeTensorMode)
         known = torch.empty(2)
-        made = PlainShadows(mode).of(known)
+        made = PlainFakes(mode).of(known)
         found = mode.from_tensor(known, static_shapes=True)
         alias = mode.from_tensor(known.detach(), static_shapes=True)
     except Exception:  # pragma: no cover - another torch

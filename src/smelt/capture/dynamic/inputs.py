@@ -1,6 +1,6 @@
 """The symbols of a call: which of its sizes and numbers they are, and the arguments that a staged run gets instead.
 
-A tensor with a symbolic size is replaced by a shadow of such sizes. It keeps its sizes where it lies in the memory of
+A tensor with a symbolic size becomes a fake tensor of such sizes. It keeps its sizes where it is in the memory of
 another argument or of the program's state, where it is a view of a complex tensor, or not strided.
 
 Strides of a tensor that fills its memory in some order of its dimensions follow from its sizes; others are numbers,
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from smelt._torch.library.schemas import OpKwargs
-from smelt._torch.seen.shadow import Shadows
+from smelt._torch.seen.staged_fakes import FakeTensors
 from smelt.capture.dynamic.slots import SizeSlot
 from smelt.capture.dynamic.spec import Free, Origin, SizeFacts, SizeGuard, Spec
 from smelt.capture.dynamic.trace import CaptureTrace
@@ -115,14 +115,14 @@ def _check(trace: CaptureTrace, guard: Any) -> Callable[[Mapping[str, int | floa
 
 
 def make_symbols(
-    spec: Spec, arguments: Arguments, shadows: Shadows, trace: CaptureTrace, held: frozenset[int]
+    spec: Spec, arguments: Arguments, fakes: FakeTensors, trace: CaptureTrace, held: frozenset[int]
 ) -> Symbols:
     """The symbols that a spec asks for. held: memory that belongs to state.
 
     Raises: CaptureError where one name is given to different values.
     """
     found = Symbols(trace)
-    shadows.admit_symbols()
+    fakes.admit_symbols()
     taken = {free.name for free in spec.values() if free.name is not None}
     memory = [_memory(tensor) for tensor in arguments.tensors]
     for number, (tensor, path) in enumerate(zip(arguments.tensors, arguments.paths, strict=True)):
@@ -131,7 +131,7 @@ def make_symbols(
         if not asked or shared or tensor.is_conj() or tensor.is_neg():
             found.tensors.append(tensor)
             continue
-        found.tensors.append(_shadow(found, tensor, number, asked, shadows, taken))
+        found.tensors.append(_fake(found, tensor, number, asked, fakes, taken))
     found.paths = list(arguments.paths)
     values = _numbers(found, spec, arguments, taken)
     trees = [
@@ -178,8 +178,8 @@ def _numbers(found: Symbols, spec: Spec, arguments: Arguments, taken: set[str]) 
     return values
 
 
-def _shadow(
-    found: Symbols, tensor: torch.Tensor, number: int, asked: Mapping[int, Free], shadows: Shadows, taken: set[str]
+def _fake(
+    found: Symbols, tensor: torch.Tensor, number: int, asked: Mapping[int, Free], fakes: FakeTensors, taken: set[str]
 ) -> torch.Tensor:
     sizes: list[Any] = list(tensor.shape)
     letters = _AXES.get(tensor.dim(), ())
@@ -195,7 +195,7 @@ def _shadow(
         sizes[dim] = sized(found.trace, _symbol(found, name, value, bounds, number, dim))
         found.given[name] = given
     strides = _strides(tensor, sizes)
-    return shadows.fresh(tensor.dtype, sizes, strides, tensor.device, tensor.requires_grad)
+    return fakes.fresh(tensor.dtype, sizes, strides, tensor.device, tensor.requires_grad)
 
 
 def _symbol(found: Symbols, name: str, value: Any, bounds: tuple[float, float], index: int, dim: int | None) -> object:

@@ -1,6 +1,6 @@
 """What torch's symbolic numbers hold here: a number with its expression, or a question about some.
 
-torch's kernels for shadows calculate with these and ask: an answer that is not the same for all sizes within the
+torch's kernels for fake tensors calculate with these and ask: an answer that is not the same for all sizes within the
 ranges is the one of the sizes at hand, and leaves a guard; a value that C insists on is fixed by one.
 """
 

@@ -1,4 +1,4 @@
-"""Results of the most frequent operators on shadows of symbolic sizes, without torch's kernels for these.
+"""Results of the most frequent operators on fake tensors of symbolic sizes, without torch's kernels for these.
 
 Those kernels take milliseconds for an operator that is decomposed (a linear layer, a norm) and ask for more than is
 needed. A rule says nothing (None) wherever it is not plain what eager gives; torch's kernel runs then.
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from smelt._torch.library.schemas import OpArgs, OpKwargs
-from smelt._torch.seen.shadow import Shadows
+from smelt._torch.seen.staged_fakes import FakeTensors
 from smelt._torch.state import is_any_autocast
 from smelt.capture.dynamic.arithmetic import at_hand, is_symbolic
 from smelt.capture.dynamic.nodes import node_of
@@ -22,7 +22,7 @@ from smelt.capture.dynamic.values import sized
 from smelt.ops.record import Trait
 from smelt.ops.sets import where
 
-Rule = Callable[[Shadows, OpArgs, OpKwargs], Any]
+Rule = Callable[[FakeTensors, OpArgs, OpKwargs], Any]
 
 
 def _number(size: object) -> Any:
@@ -83,16 +83,16 @@ def _row_major(tensor: torch.Tensor, *, but_for_ones: bool = False) -> list[Any]
     return sizes
 
 
-def _make(shadows: Shadows, like: torch.Tensor, sizes: Sequence[object], dtype: torch.dtype | None = None) -> Any:
+def _make(fakes: FakeTensors, like: torch.Tensor, sizes: Sequence[object], dtype: torch.dtype | None = None) -> Any:
     steps = _steps(sizes)
-    return None if steps is None else _laid(shadows, dtype or like.dtype, sizes, steps, like.device)
+    return None if steps is None else _laid(fakes, dtype or like.dtype, sizes, steps, like.device)
 
 
 def _laid(
-    shadows: Shadows, dtype: torch.dtype, sizes: Sequence[object], steps: Sequence[object], device: torch.device
+    fakes: FakeTensors, dtype: torch.dtype, sizes: Sequence[object], steps: Sequence[object], device: torch.device
 ) -> object:
     shown, strides = _shown(sizes, steps)
-    return shadows.direct(dtype, shown, strides, device)
+    return fakes.direct(dtype, shown, strides, device)
 
 
 def _shown(sizes: Sequence[Any], steps: Sequence[object]) -> list[list[Any]]:
@@ -105,7 +105,7 @@ def _needs_grad(args: Sequence[object]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
 
 
-def _linear(shadows: Shadows, args: OpArgs, kwargs: OpKwargs) -> object:
+def _linear(fakes: FakeTensors, args: OpArgs, kwargs: OpKwargs) -> object:
     x, weight, *bias = args
     sizes = _row_major(x, but_for_ones=True)
     if sizes is None or weight.dim() != 2 or len(sizes) < 2 or x.dtype != weight.dtype:
@@ -115,10 +115,10 @@ def _linear(shadows: Shadows, args: OpArgs, kwargs: OpKwargs) -> object:
     rows, columns = _numbers(weight.shape)
     if not same(sizes[-1], columns) or not all(b is None or same(_number(b.shape[0]), rows) for b in bias):
         return None
-    return _make(shadows, x, [*sizes[:-1], rows])
+    return _make(fakes, x, [*sizes[:-1], rows])
 
 
-def _layer_norm(shadows: Shadows, args: OpArgs, kwargs: OpKwargs) -> object:
+def _layer_norm(fakes: FakeTensors, args: OpArgs, kwargs: OpKwargs) -> object:
     x, shape, *rest = args
     sizes = _row_major(x)
     if sizes is None or not x.is_floating_point() or len(shape) > len(sizes) or not shape:
@@ -129,10 +129,10 @@ def _layer_norm(shadows: Shadows, args: OpArgs, kwargs: OpKwargs) -> object:
             return None
     if any(isinstance(w, torch.Tensor) and w.dtype != x.dtype for w in rest):
         return None
-    return _make(shadows, x, sizes)
+    return _make(fakes, x, sizes)
 
 
-def _conv(shadows: Shadows, args: OpArgs, kwargs: OpKwargs) -> object:
+def _conv(fakes: FakeTensors, args: OpArgs, kwargs: OpKwargs) -> object:
     x, weight, *rest = args
     sizes, kernel = _row_major(x), _numbers(weight.shape)
     axes = x.dim() - 2
@@ -152,7 +152,7 @@ def _conv(shadows: Shadows, args: OpArgs, kwargs: OpKwargs) -> object:
         if span < 0:
             return None
         found.append(span // s + 1)
-    return _make(shadows, x, [sizes[0], kernel[0], *found])
+    return _make(fakes, x, [sizes[0], kernel[0], *found])
 
 
 # Operators whose kernels without data take one step after the other.
@@ -161,7 +161,7 @@ PACKED_LAYERS = frozenset(f"aten.{name}.data" for name in _LAYERS)
 TURNS = frozenset(f"aten.{name}.input" for name in _LAYERS) | PACKED_LAYERS
 
 
-def _recurrent(shadows: Shadows, args: OpArgs, kwargs: OpKwargs) -> object:
+def _recurrent(fakes: FakeTensors, args: OpArgs, kwargs: OpKwargs) -> object:
     """Of a sequence, its lengths and batch of any size; torch's kernels take one step after the other."""
     if kwargs or len(args) != 9:
         return None
@@ -182,15 +182,15 @@ def _recurrent(shadows: Shadows, args: OpArgs, kwargs: OpKwargs) -> object:
     if type(length) is int and length < 1:
         return None
     width = ways * shapes[0][2]
-    found = [_lying(shadows, x, [length, batch, width]), *(_lying(shadows, x, shape) for shape in shapes)]
+    found = [_lying(fakes, x, [length, batch, width]), *(_lying(fakes, x, shape) for shape in shapes)]
     if any(t is None for t in found):
         return None
     if batch_first:
-        found[0] = _lying(shadows, x, [batch, length, width], [width, batch * width, 1])
+        found[0] = _lying(fakes, x, [batch, length, width], [width, batch * width, 1])
     return tuple(found)
 
 
-def _packed(shadows: Shadows, args: OpArgs, kwargs: OpKwargs) -> object:
+def _packed(fakes: FakeTensors, args: OpArgs, kwargs: OpKwargs) -> object:
     """Of packed sequences: how many rows there are depends on data, and so does what torch's kernels take apart."""
     if kwargs or len(args) != 9:
         return None
@@ -206,36 +206,36 @@ def _known(sizes: Sequence[object]) -> list[Any]:
     return [_resolved(size) for size in _numbers(sizes)]
 
 
-def _lying(shadows: Shadows, like: torch.Tensor, sizes: list[object], steps: list[object] | None = None) -> object:
-    """A shadow of these sizes, row-major unless steps are given; None where one may be 0."""
+def _lying(fakes: FakeTensors, like: torch.Tensor, sizes: list[object], steps: list[object] | None = None) -> object:
+    """A fake tensor of these sizes, row-major unless steps are given; None where one may be 0."""
     plain = _steps(sizes)
-    return None if plain is None else _laid(shadows, like.dtype, sizes, steps or plain, like.device)
+    return None if plain is None else _laid(fakes, like.dtype, sizes, steps or plain, like.device)
 
 
-def _truth(shadows: Shadows, args: OpArgs, kwargs: dict[str, object]) -> object:
+def _truth(fakes: FakeTensors, args: OpArgs, kwargs: dict[str, object]) -> object:
     """Of all elements: torch's own gives a Python object, which takes no symbols."""
-    return _laid(shadows, torch.bool, [], [], args[0].device)
+    return _laid(fakes, torch.bool, [], [], args[0].device)
 
 
-def _filled(shadows: Shadows, args: OpArgs, kwargs: dict[str, object]) -> object:
+def _filled(fakes: FakeTensors, args: OpArgs, kwargs: dict[str, object]) -> object:
     """Of a matrix of any sizes: torch's own asks for numbers. A write to all of it counts as this one does."""
     if args[0].dim() != 2:
         return None
-    with shadows.running(), torch.no_grad():
+    with fakes.running(), torch.no_grad():
         return args[0].zero_()
 
 
-def _same_layout(shadows: Shadows, args: OpArgs, kwargs: OpKwargs) -> object:
+def _same_layout(fakes: FakeTensors, args: OpArgs, kwargs: OpKwargs) -> object:
     """Of one floating-point operand, element by element or along a dimension."""
     x = args[0]
     sizes = _row_major(x) if x.is_floating_point() else None
     more = (*args[1:], *kwargs.values())
     if sizes is None or any(isinstance(v, (torch.Tensor, torch.dtype)) for v in more):
         return None
-    return _make(shadows, x, sizes)
+    return _make(fakes, x, sizes)
 
 
-def _binary(shadows: Shadows, args: OpArgs, kwargs: OpKwargs) -> object:
+def _binary(fakes: FakeTensors, args: OpArgs, kwargs: OpKwargs) -> object:
     """Of two floating-point operands of one type, or of one and a number."""
     x, y = args
     sizes = _row_major(x) if x.is_floating_point() else None
@@ -243,7 +243,7 @@ def _binary(shadows: Shadows, args: OpArgs, kwargs: OpKwargs) -> object:
         return None
     if not isinstance(y, torch.Tensor):
         is_real = isinstance(y, (int, float)) or node_of(y) is not None
-        return _make(shadows, x, sizes) if is_real else None
+        return _make(fakes, x, sizes) if is_real else None
     others = _row_major(y) if y.dtype == x.dtype and y.dim() else None
     if others is None:
         return None
@@ -252,10 +252,10 @@ def _binary(shadows: Shadows, args: OpArgs, kwargs: OpKwargs) -> object:
     for mine, theirs in zip(sizes[len(sizes) - len(others) :], others, strict=True):
         if not same(mine, theirs) and not (type(theirs) is int and theirs == 1):
             return None
-    return _make(shadows, x, sizes)
+    return _make(fakes, x, sizes)
 
 
-def _view(shadows: Shadows, args: OpArgs, kwargs: OpKwargs) -> object:
+def _view(fakes: FakeTensors, args: OpArgs, kwargs: OpKwargs) -> object:
     """To sizes of which at most one is left to be found, where the numbers of elements are plainly the same."""
     x, shape = args
     sizes = _row_major(x)
@@ -282,7 +282,7 @@ def _view(shadows: Shadows, args: OpArgs, kwargs: OpKwargs) -> object:
     elif not same(_resolved(total), _resolved(known)):
         return None
     steps = _steps(wanted)
-    return None if steps is None else shadows.view(x, *_shown(wanted, steps))
+    return None if steps is None else fakes.view(x, *_shown(wanted, steps))
 
 
 def _resolved(number: Any) -> object:
@@ -311,12 +311,12 @@ def has_rule(name: str) -> bool:
     return name in _RULES
 
 
-def by_rule(shadows: Shadows, name: str, args: Sequence[object], kwargs: dict[str, object]) -> object:
-    """The result of an operator on shadows where there is a rule for it, and it says something; else None.
+def by_rule(fakes: FakeTensors, name: str, args: Sequence[object], kwargs: dict[str, object]) -> object:
+    """The result of an operator on fake tensors where there is a rule for it, and it says something; else None.
 
     Autocast chooses the dtypes below the operator's entry, where rules do not look.
     """
     rule = _RULES.get(name)
     if rule is None or is_any_autocast() or _needs_grad(args) or not isinstance(args[0], torch.Tensor):
         return None
-    return rule(shadows, args, kwargs)
+    return rule(fakes, args, kwargs)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy
 
-from smelt._torch.seen.shadow import SymFloat, SymInt
+from smelt._torch.seen.staged_fakes import SymFloat, SymInt
 from smelt.capture.dynamic.arithmetic import NoExpressionError, call, compute, is_symbolic
 from smelt.capture.dynamic.nodes import SizeNode, node_of
 from smelt.capture.dynamic.trace import CaptureTrace, Number

@@ -20,7 +20,7 @@ import torch
 from smelt._torch.seen.leaves import history, is_leaf
 from smelt._torch.seen.record_modes import Modes
 from smelt._torch.seen.record_patches import is_plain_tensor_type
-from smelt._torch.seen.shadow import attributes
+from smelt._torch.seen.staged_fakes import attributes
 from smelt.capture.recording.gradients import Spent
 from smelt.capture.recording.recorder import Recorder
 from smelt.capture.recording.spans import Site

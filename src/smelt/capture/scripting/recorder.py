@@ -337,7 +337,7 @@ class ScriptRecorder(FakeRecorder):
         named: OpKwargs, operands: Sequence[Slot],
     ) -> tuple[Sequence[Type], Any]:  # fmt: skip
         if info.sized_by is None and all(_is_static(slot) for slot in operands):
-            found = self._on_shadows(overload, info, args, kwargs)
+            found = self._on_fakes(overload, info, args, kwargs)
             if found is not None:
                 return found
         values: dict[Slot, Value] = {}
@@ -371,14 +371,14 @@ class ScriptRecorder(FakeRecorder):
             self.fail(*no_argument(info.name, arg, unfit), "S0104")
             return self.session.cannot(*no_argument(info.name, arg, unfit)[:2])
 
-    def _on_shadows(self, overload: Overload, info: OpInfo, args: Sequence[object], kwargs: dict[str, object]) -> Any:
-        """Types and results on shadows, None where these cannot tell. Raises: what eager would, for these types."""
+    def _on_fakes(self, overload: Overload, info: OpInfo, args: Sequence[object], kwargs: dict[str, object]) -> Any:
+        """Types and results on fake tensors, None where these cannot tell. Raises: what eager would for these."""
         back: dict[int, Any] = {}
         own = [self.in_world(a, 0, back) for a in args]
         named = {k: self.in_world(v, 0, back) for k, v in kwargs.items()}
         try:
             check_overlap(info, overload, own, named)
-            with self.shadows.running():
+            with self.fakes.running():
                 result = overload(*own, **named)
                 if info.name in COPYING:
                     result = result.clone()
@@ -388,7 +388,7 @@ class ScriptRecorder(FakeRecorder):
             if type(refused).__module__.startswith("torch._subclasses"):
                 return None
             try:
-                result = given_all_the_same(self.shadows, info.name, own, named, refused)
+                result = given_all_the_same(self.fakes, info.name, own, named, refused)
             except Doubt:
                 return None
             if result is None:
@@ -415,7 +415,7 @@ class ScriptRecorder(FakeRecorder):
         if info.short in ("item", "_local_scalar_dense"):
             return session.item(args[0])
         if info.short in METADATA and all(_is_static(slot) for slot in operands):
-            with self.shadows.running():
+            with self.fakes.running():
                 return overload(*[self.in_world(a, 0) for a in args], **kwargs)
         schema = read_schema(overload)
         if len(schema.returns) != 1 or schema.returns[0].type not in _SCALARS:

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from smelt._torch.seen import shadow
+from smelt._torch.seen import staged_fakes
 from smelt._torch.seen.dispatch import recording
 from smelt._torch.seen.light_fake import unmarked
 from smelt._torch.seen.record_modes import caller_modes
@@ -148,7 +148,7 @@ def script_graph(
 ) -> Scripted:
     """The graph of a function or module, from its source. Raises: CaptureError."""
     function, _ = entry_of(fn)
-    if not shadow.available():
+    if not staged_fakes.available():
         raise CaptureError("this torch cannot script", why="a private name that it takes is missing", code="S0104")
     try:
         convert(function)

@@ -522,7 +522,7 @@ _DOERS = frozenset((
     "call", "getattr_", "_of_tensor", "setattr_", "binop", "inplace", "unop", "getitem", "setitem", "delitem",
     "contains", "_compare", "compare", "_with_tensor", "run_converted", "torch_call", "_instance", "<lambda>", "_len",
     "_getattr", "make", "convert", "_module", "at_number", "_conversion", "_sorted", "_range", "_next", "_str",
-    "extreme", "_sum", "item", "_bound", "_scoped", "fold", "_zip", "_on_shadows", "record", "_unrolled", "stage_for",
+    "extreme", "_sum", "item", "_bound", "_scoped", "fold", "_zip", "_on_fakes", "record", "_unrolled", "stage_for",
     "for_", "_map", "_filter", "_isinstance", "index", "set_index", "_basic", "_hasattr", "_fresh", "method",
     "_divmod", "read", "_repr", "_with_marks", "_of_kinds", "load",
 ))  # fmt: skip

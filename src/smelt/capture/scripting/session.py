@@ -473,7 +473,7 @@ class ScriptSession(Session):
         # Not row-major where nothing says so, or torch would think a copy needless.
         steps = strides_of(type_, shape, None) if known or type_.strides is not None else _transposed(shape)
         dtype = torch.float32 if type_.dtype == DType.UNKNOWN else dtype_to_torch(type_.dtype)
-        made = recorder.shadows.fresh(dtype, shape, steps, type_.device)
+        made = recorder.fakes.fresh(dtype, shape, steps, type_.device)
         slot = Slot(made, tainted(), "result")
         slot.type = type_
         recorder._slots[id(made)] = slot

@@ -1,1 +1,1 @@
-"""Staging: a second run on shadows, in which what Python decides from data becomes control flow of the graph."""
+"""Staging: a second run on fake tensors, in which what Python decides from data becomes control flow of the graph."""

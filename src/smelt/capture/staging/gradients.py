@@ -14,7 +14,7 @@ import torch
 
 from smelt._torch.seen.dispatch import unseen
 from smelt._torch.seen.leaves import has_hooks
-from smelt._torch.seen.shadow import Shadows, is_shadow
+from smelt._torch.seen.staged_fakes import FakeTensors, is_fake
 from smelt.capture.recording.gradients import BACKWARD, GRAD, INFO, bound, listed
 from smelt.capture.recording.spans import Spans
 from smelt.capture.recording.tensor_slots import Family, slot_type
@@ -59,7 +59,7 @@ class Gradients:
         put = {id(place.space) for place in self._native.outer}
         for number, (tensor, value) in self._held.items():
             with unseen():
-                if number not in put and not is_shadow(tensor) and tensor.grad is not value:
+                if number not in put and not is_fake(tensor) and tensor.grad is not value:
                     session.cannot("the program leaves gradients in `.grad`", "the graph changes elements, and no more")
 
     # --- backward and grad
@@ -155,7 +155,7 @@ class Gradients:
         for value in kinds:
             type_ = value.type
             assert isinstance(type_, TensorType)
-            made.append(_made(recorder.shadows, type_, create))
+            made.append(_made(recorder.fakes, type_, create))
         slots = [recorder._define(one, Family(True)) for one in made]
         named = {"create_graph": True} if create else {}
         recorder.records.append(
@@ -164,12 +164,12 @@ class Gradients:
         return made
 
 
-def _made(shadows: Shadows, type_: TensorType, requires_grad: bool) -> torch.Tensor:
+def _made(fakes: FakeTensors, type_: TensorType, requires_grad: bool) -> torch.Tensor:
     """The fake tensor of a gradient: there is one for each parameter, so it is made in the shortest way."""
     dtype, device = dtype_to_torch(type_.dtype), torch.device(type_.device)
     with unseen():
-        made = None if requires_grad else shadows.direct(dtype, type_.sizes, type_.steps, device)
-    return shadows.fresh(dtype, type_.sizes, type_.steps, device, requires_grad) if made is None else made
+        made = None if requires_grad else fakes.direct(dtype, type_.sizes, type_.steps, device)
+    return fakes.fresh(dtype, type_.sizes, type_.steps, device, requires_grad) if made is None else made
 
 
 def _leaf(value: Value) -> Value:

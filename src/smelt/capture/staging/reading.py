@@ -171,7 +171,7 @@ class Reading(Recording):
         self.check_made_on_all_paths(tensor)
         if self.recorder.slot_of(tensor).family.is_written_apart:
             self.cannot("the program reads how often a tensor was written", "it was written on one path, or in a loop")
-        found: int = self.recorder.shadows.version_of(tensor)
+        found: int = self.recorder.fakes.version_of(tensor)
         return found
 
     def check_made_on_all_paths(self, tensor: torch.Tensor) -> None:
@@ -207,7 +207,7 @@ class Reading(Recording):
 
     def _viewed_by(self, record: Record, tensor: torch.Tensor) -> Slot | None:
         """The operand that a call gave a view of, or gave back."""
-        of = self.recorder.shadows.of
+        of = self.recorder.fakes.of
         memory = storage_key(of(tensor))
         for value in _leaves((record.args, tuple(record.kwargs.values()))):
             operand = value.ref() if isinstance(value, Slot) else None

@@ -1,4 +1,4 @@
-"""The records of one staged run: operators of Python's, values that they give, and shadows of what they stand for.
+"""The records of one staged run: operators of Python's, values that they give, and fake tensors of what they stand for.
 
 Invariant: what has no form in a graph ends the run; nothing is recorded in its place.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import torch
 
 from smelt._torch.seen.dispatch import unseen
-from smelt._torch.seen.shadow import names_of_shadows
+from smelt._torch.seen.staged_fakes import names_of_fakes
 from smelt.capture.convert import runtime
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.slots import SizeSlot
@@ -68,7 +68,7 @@ _MOST_BITS, _MOST_FACTORS = 1 << 16, 1 << 10
 
 @dataclass(slots=True)
 class Budget:
-    """What all runs of a program on shadows may take together.
+    """What all runs of a program on fake tensors may take together.
 
     steps: operators and paths, a number that the machine's load does not change. until: of the thread's own time, for
     programs that do little else than compute in Python. asked: places whose containers nothing else was found to hold.
@@ -95,7 +95,7 @@ class Recording:
     resized = 0  # how often a staged container got another length
 
     def __init__(self, native: Any, convertible: Callable[[CodeType], bool], roots: Roots, scope: Scope) -> None:
-        names_of_shadows()
+        names_of_fakes()
         self.recorder = FakeRecorder(roots, scope, self._session)
         self.size_trace: CaptureTrace | None = None
         self.size_slots: dict[Any, SizeSlot] = {}
@@ -375,7 +375,7 @@ class Recording:
         self, type_: TensorType, like: torch.Tensor | None = None, other: torch.Tensor | None = None,
         numbers: tuple[int, ...] | None = None,
     ) -> tuple[torch.Tensor, Slot]:  # fmt: skip
-        """A new shadow of a type, on which nothing is known but that; sizes of `like` in the program's world.
+        """A new fake tensor of a type, on which nothing is known but that; sizes of `like` in the program's world.
 
         other: what it may be besides `like`, on another way. numbers: its unknown sizes in each world.
         """
@@ -409,7 +409,7 @@ class Recording:
             ]
             lies = strides_like if world == 0 else self._lies_in(type_, (like, other), world)
             strides = strides_of(type_, sizes, lies, world)
-            worlds.append(recorder.shadows.fresh(dtype_to_torch(type_.dtype), sizes, strides, type_.device))
+            worlds.append(recorder.fakes.fresh(dtype_to_torch(type_.dtype), sizes, strides, type_.device))
         slot = Slot(worlds[0], tainted(), "result")
         recorder._slots[id(worlds[0])] = slot
         self.keep.append(worlds[0])

@@ -448,7 +448,7 @@ class Session(Reading):
     def _new_tensor(self, type_: TensorType, site: Site | None) -> Slot:
         sizes = [d if isinstance(d, int) else 0 for d in type_.shape or ()]
         strides = [d if isinstance(d, int) else 1 for d in type_.strides or strides_of(type_, sizes, None)]
-        tensor = self.recorder.shadows.fresh(dtype_to_torch(type_.dtype), sizes, strides, type_.device)
+        tensor = self.recorder.fakes.fresh(dtype_to_torch(type_.dtype), sizes, strides, type_.device)
         slot = Slot(tensor, tainted(), "result")
         slot.type = TensorType.of(type_.dtype, sizes, strides, type_.device)
         self.keep.append(tensor)

@@ -1,4 +1,4 @@
-"""Run a program a second time on shadows, and keep what it decided from data as control flow of one graph.
+"""Run a program a second time on fake tensors, and keep what it decided from data as control flow of one graph.
 
     native = capture(fn, args, kwargs)
     staged = stage(fn, args, kwargs, target=None, name=None, native=native)
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from smelt._torch.exact import MISSING
-from smelt._torch.seen import shadow
+from smelt._torch.seen import staged_fakes
 from smelt._torch.seen.dispatch import recording
 from smelt._torch.seen.leaves import GRAD_SLOT
 from smelt._torch.seen.light_fake import unmarked
@@ -138,7 +138,7 @@ def stage(
     program = fn if target is None else target
     run = _Run(fn, args, dict(kwargs or {}), program, name or name_of(program), native, dynamic, state)
     run.learnt = learnt or Learnt()
-    if not shadow.available():
+    if not staged_fakes.available():
         return run.failed(_error("this torch cannot run operators on fake tensors", "a private name is missing", None))
     try:
         arguments = flatten_arguments(args, run.kwargs)
@@ -304,7 +304,7 @@ class _Run:
                     return self._recorded(session, functions, arguments, symbols)
         finally:
             if symbols is not None:
-                # A shadow holds its sizes, and these the trace, where no collector sees it: the session would stay.
+                # A fake tensor holds its sizes, these the trace, where no collector sees it: the session would stay.
                 symbols.trace.site = _nowhere
 
     def _recorded(
@@ -326,7 +326,7 @@ class _Run:
                 stack.enter_context(answering())
                 stack.enter_context(drawing())
                 # A program that asks whether it is traced would go another way than it goes.
-                stack.enter_context(shadow.unrecognized(lambda tensor: True))
+                stack.enter_context(staged_fakes.unrecognized(lambda tensor: True))
                 stack.enter_context(installed(StagingRuntime(session)))
                 stack.enter_context(recording(recorder.record, "entry"))
                 stack.enter_context(watch.ready(self.is_watched))
@@ -350,7 +350,7 @@ class _Run:
         own = set(map(id, arguments.tensors)) if self.state else set()
         held = held_memory([entry.tensor for entry in self.roots.entries.values() if id(entry.tensor) not in own])
         trace = CaptureTrace(site=session.asked_by)
-        return make_symbols(self.dynamic, arguments, session.recorder.shadows, trace, held)
+        return make_symbols(self.dynamic, arguments, session.recorder.fakes, trace, held)
 
     @property
     def _is_other(self) -> bool:

@@ -153,7 +153,7 @@ def _staged(
     before: Sequence[torch.Tensor] | None,
     rng: Generators,
 ) -> Program | None:
-    """The program with all its ways, where data decide and a second run on shadows gives one graph.
+    """The program with all its ways, where data decide and a second run on fake tensors gives one graph.
 
     before: copies of the inputs as they were, where the graph is to be checked on them.
     """

@@ -3,7 +3,7 @@
     x.expand(B, S), softmax, ...: the graph for B, S >= 2       B = 1; S = 1; both: the same graphs there      B, S >= 1
 
 Torch and programs treat sizes of 1 apart (they broadcast, they lie as one likes), so a graph for larger ones says
-nothing of them. The program is run on shadows once more for each choice of sizes that are 1, the others free as before.
+nothing of them. The program is run on fake tensors once more for each choice of sizes that are 1, all others free.
 
 Invariant: a capture is widened only if each such run calls the same operators with the same arguments, gives tensors
 of the same types, strides too (of inner values, where they lead to another element), and none that a caller sees shares

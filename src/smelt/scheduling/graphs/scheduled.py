@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from smelt._torch.seen.shadow import is_shadow
+from smelt._torch.seen.staged_fakes import is_fake
 from smelt._torch.state import foreign_context
 from smelt.capture import is_capturing
 from smelt.capture.structure.signature import Signature, tensors_of
@@ -176,7 +176,7 @@ class ScheduledForward:
         """The call while a program around it is recorded: the edited code becomes part of that program."""
         tensors = tensors_of((args, kwargs))
         key = tuple(map(type_of, tensors))
-        if any(map(is_shadow, tensors)):
+        if any(map(is_fake, tensors)):
             # The second run of a program whose first one was recorded right before.
             recent = self._held.recent
             if recent is None or recent[0] != key:

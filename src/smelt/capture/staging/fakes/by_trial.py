@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from smelt._torch.seen.dispatch import unseen
-from smelt._torch.seen.shadow import Shadows
+from smelt._torch.seen.staged_fakes import FakeTensors
 from smelt.capture.dynamic.arithmetic import is_symbolic
 from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.dynamic.values import number_of, sized
@@ -49,7 +49,7 @@ def _is_zero(size: object) -> bool:
 
 
 def by_trial(
-    shadows: Shadows,
+    fakes: FakeTensors,
     trace: CaptureTrace | None,
     name: str,
     args: Sequence[object],
@@ -64,7 +64,7 @@ def by_trial(
     types = types_by_trial(trace, name, args, kwargs, is_refused=is_refused)
     with unseen():
         grad = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
-        made = [_made(shadows, trace, type_, grad) for type_ in types]
+        made = [_made(fakes, trace, type_, grad) for type_ in types]
     return made[0] if len(made) == 1 else tuple(made)
 
 
@@ -185,13 +185,13 @@ def _argument(arg: object, values: dict[int, Value]) -> Any:
     return number if is_symbolic(number) else from_torch(arg)
 
 
-def _made(shadows: Shadows, trace: CaptureTrace | None, type_: Type, grad: bool) -> object:
+def _made(fakes: FakeTensors, trace: CaptureTrace | None, type_: Type, grad: bool) -> object:
     if type_ == NONE:
         return None
     if isinstance(type_, TupleType):
-        return [_made(shadows, trace, t, grad) for t in type_.elements]
+        return [_made(fakes, trace, t, grad) for t in type_.elements]
     if not isinstance(type_, TensorType) or not type_.is_static or type_.layout != "strided":
         raise CannotTell(f"it gives {type_}")
     dtype = dtype_to_torch(type_.dtype)
     sizes, steps = ([n if trace is None else sized(trace, n) for n in of] for of in (type_.sizes, type_.steps))
-    return shadows.fresh(dtype, sizes, steps, type_.device, grad and (dtype.is_floating_point or dtype.is_complex))
+    return fakes.fresh(dtype, sizes, steps, type_.device, grad and (dtype.is_floating_point or dtype.is_complex))

@@ -1,7 +1,7 @@
-"""The recorder of a staged run: operators run on shadows, in a few worlds where sizes depend on data.
+"""The recorder of a staged run: operators run on fake tensors, in a few worlds where sizes depend on data.
 
 A tensor that the program sees is real where it depends on no data (then operators run on it as always) or was there
-before the run (then its shadow stands for it in every operator); all results that depend on data are shadows.
+before the run (then its fake tensor stands for it in every operator); all results that depend on data are fake tensors.
 
 A size that depends on data has another value in each world (see `symbols`): a size of a result that is equal in all
 worlds follows from types, any other one is unknown, printed `_`, and read at run time.
@@ -20,7 +20,7 @@ import torch
 from smelt._torch.library.schemas import OpArgs, OpKwargs, Overload, read_schema
 from smelt._torch.seen.dispatch import unseen
 from smelt._torch.seen.record_patches import is_plain_tensor_type
-from smelt._torch.seen.shadow import Shadows, has_no_kernel, pythons_kernels, wants_numbers
+from smelt._torch.seen.staged_fakes import FakeTensors, has_no_kernel, pythons_kernels, wants_numbers
 from smelt._torch.storage import same_storage
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.dims import dim_of, row_major
@@ -80,7 +80,7 @@ class FakeRecorder(Recorder):
     def __init__(self, roots: Roots, scope: Scope, session: Session) -> None:
         super().__init__(roots, scope)
         self.session = session
-        self.shadows = Shadows()
+        self.fakes = FakeTensors()
         self.known = KnownValues(self)
         self.layouts: KnownLayouts | None = None
         self.is_indexing = False
@@ -142,7 +142,7 @@ class FakeRecorder(Recorder):
 
     def base_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A real tensor, where the view is one of its fake tensor."""
-        return self.shadows.base_of(tensor)
+        return self.fakes.base_of(tensor)
 
     def read(self, tensor: torch.Tensor, what: str) -> None:
         if self.slot_of(tensor).family.tainted:
@@ -206,7 +206,7 @@ class FakeRecorder(Recorder):
             self._write(noted, named, name, position, True, info)
             self._check_entwined(noted, named, name, position)
         if writes and (not self.session.is_on_all_paths or any(map(self.is_lazy, operands))):
-            # Through what shows the conjugates of its memory a shadow is written more often.
+            # Through what shows the conjugates of its memory a fake tensor is written more often.
             for slot in operands:
                 slot.family.is_written_apart = True
         results = self._run_once(overload, info, args, kwargs, operands)
@@ -234,9 +234,9 @@ class FakeRecorder(Recorder):
         """Raises: CannotStage where a result has given the empty tensor that it was written into its own size."""
         if not any(argument.is_out for argument in read_schema(overload).arguments):
             return
-        for shadow in result if isinstance(result, (list, tuple)) else (result,):
-            given = back.get(id(shadow))
-            if given is not None and not self.is_varied(self.slot_of(given)) and shadow.shape != given.shape:
+        for fake in result if isinstance(result, (list, tuple)) else (result,):
+            given = back.get(id(fake))
+            if given is not None and not self.is_varied(self.slot_of(given)) and fake.shape != given.shape:
                 self.session.cannot("a result is written into an empty tensor, and gives it a size")
 
     def _check_relaid(self, info: OpInfo, slot: Slot) -> None:
@@ -295,7 +295,7 @@ class FakeRecorder(Recorder):
         """What stands for an argument in a world. Raises: _DeadWorldError."""
         if isinstance(arg, torch.Tensor):
             slot = self.slot_of(arg)
-            found = self.shadows.of(arg) if world == 0 or slot not in self.varied else self.varied[slot][world]
+            found = self.fakes.of(arg) if world == 0 or slot not in self.varied else self.varied[slot][world]
         elif is_staged(arg):
             found = slot_of(arg).worlds[world]
         elif self.spread_of(arg) is not None:
@@ -319,7 +319,7 @@ class FakeRecorder(Recorder):
         varied = [slot for slot in operands if self.is_varied(slot)]
         if varied and not self._takes_any_number(info, varied):
             return self._run(overload, info, args, kwargs, operands)
-        layouts = self.layouts = self.layouts or KnownLayouts(self.session.size_trace, self.shadows)
+        layouts = self.layouts = self.layouts or KnownLayouts(self.session.size_trace, self.fakes)
         with unseen():
             key = layouts.key(info, args, kwargs, self._modes_now())
             found = None if key is None else layouts.find(key, args)
@@ -370,16 +370,16 @@ class FakeRecorder(Recorder):
                 if varied and number_of_parts(info.name, own_args, own_kwargs) > _MOST_TURNS:
                     self.session.cannot(f"{info.name} gives a number of tensors that depends on data")
                 if cut is not None:
-                    results.append(cut.shadow(self.shadows, self.session.size_trace, overload, own_args, world))
+                    results.append(cut.fake(self.fakes, self.session.size_trace, overload, own_args, world))
                     continue
                 if split is not None:
-                    results.append(split.shadows(self.shadows, self.session.size_trace, own_args[0], world))
+                    results.append(split.fakes(self.fakes, self.session.size_trace, own_args[0], world))
                     continue
                 found = self._by_rule(info, own_args, own_kwargs)
                 if found is not None:
                     results.append(found)
                     continue
-                with self.shadows.running():
+                with self.fakes.running():
                     if rule is None or numbers is None:
                         result = self._run_symbolic(overload, info, own_args, own_kwargs)
                         if info.name in COPYING:
@@ -416,7 +416,7 @@ class FakeRecorder(Recorder):
             )
         if cut is not None:
             operands_in = [DEAD if r is DEAD else self.in_world(args[0], world) for world, r in enumerate(results)]
-            results = cut.told_apart(self.shadows, self.session.size_trace, overload, results, operands_in)
+            results = cut.told_apart(self.fakes, self.session.size_trace, overload, results, operands_in)
         if split is not None and not split.told_apart(results):
             self.session.cannot("a tensor is split into more slices than it has items, by sizes that depend on data")
         if info.writes:
@@ -496,7 +496,7 @@ class FakeRecorder(Recorder):
 
         with unseen(), torch.no_grad():
             found = overload(*map(stand_in, args), **{k: stand_in(v) for k, v in kwargs.items()})
-            return tuple(map(self.shadows.of, found)) if isinstance(found, tuple) else self.shadows.of(found)
+            return tuple(map(self.fakes.of, found)) if isinstance(found, tuple) else self.fakes.of(found)
 
     def _cut(self, name: str, args: OpArgs, kwargs: OpKwargs) -> Cut | None:
         if name not in CUTTING:
@@ -555,7 +555,7 @@ class FakeRecorder(Recorder):
         if not has_rule(info.name) or (self.session.size_trace is None and info.name not in TURNS):
             return None
         with unseen():
-            found = by_rule(self.shadows, info.name, args, kwargs)
+            found = by_rule(self.fakes, info.name, args, kwargs)
         if found is None and info.name in PACKED_LAYERS:  # torch's kernel reads the lengths' data, which are not there
             self.session.cannot(f"{info.name} has no kernel without data", "with gradients")
         if found is None and info.name in TURNS and max(args[0].shape) > _MOST_TURNS:
@@ -572,14 +572,14 @@ class FakeRecorder(Recorder):
             tried = self._tried(info, args, kwargs)
             return said if tried is DEAD else tried
         with unseen():
-            return laid_as_on_cpu(self.shadows, self.session.size_trace, info, args, kwargs, said)
+            return laid_as_on_cpu(self.fakes, self.session.size_trace, info, args, kwargs, said)
 
     def _tried(self, info: OpInfo, args: list[Any], kwargs: OpKwargs, refused: bool = False) -> object:
         """What the operator gives on the CPU, DEAD where trials do not tell."""
         if info.writes or info.sized_by is not None:
             return DEAD
         try:
-            return by_trial(self.shadows, self.session.size_trace, info.name, args, kwargs, is_refused=refused)
+            return by_trial(self.fakes, self.session.size_trace, info.name, args, kwargs, is_refused=refused)
         except CannotTell:
             return DEAD
 
@@ -591,7 +591,7 @@ class FakeRecorder(Recorder):
                 self.session.cannot(f"{info.name} has no kernel without data", str(refused))
             return tried
         try:
-            found = given_all_the_same(self.shadows, info.name, args, kwargs, refused)
+            found = given_all_the_same(self.fakes, info.name, args, kwargs, refused)
         except Doubt as doubt:
             self.session.cannot(f"{info.name} refused a fake tensor: {refused}", str(doubt))
         return DEAD if found is None else found
@@ -630,7 +630,7 @@ class FakeRecorder(Recorder):
         return slot
 
     def vary(self, slot: Slot, worlds: Sequence[object]) -> None:
-        """Give a tensor's slot its shadows in the other worlds, and the type that holds for all of them."""
+        """Give a tensor's slot its fake tensors in the other worlds, and the type that holds for all of them."""
         found = type_in_worlds(worlds)
         if found is not None:
             slot.type = found
@@ -653,7 +653,7 @@ class FakeRecorder(Recorder):
             with unseen():
                 return _is_set_to(*[self.in_world(a, 0) for a in args])
         if info.short in METADATA and not any(self.is_varied(slot) for slot in operands):
-            with self.shadows.running():
+            with self.fakes.running():
                 return overload(*[self.in_world(a, 0) for a in args], **kwargs)
         session.cannot(f"{info.name} gives Python what depends on data")
 

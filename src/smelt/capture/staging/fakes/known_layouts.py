@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import torch
 
 from smelt._torch.library.schemas import OpArgs
-from smelt._torch.seen.shadow import Shadows, is_shadow
+from smelt._torch.seen.staged_fakes import FakeTensors, is_fake
 from smelt._torch.storage import storage_key
 from smelt.capture.dynamic.nodes import node_of
 from smelt.capture.dynamic.trace import CaptureTrace
@@ -45,8 +45,8 @@ class _Unknown(Exception):
 class KnownLayouts:
     """The layouts of one run's results. trace: of its symbolic sizes, None where it has none."""
 
-    def __init__(self, trace: CaptureTrace | None, shadows: Shadows) -> None:
-        self._trace, self._shadows = trace, shadows
+    def __init__(self, trace: CaptureTrace | None, fakes: FakeTensors) -> None:
+        self._trace, self._fakes = trace, fakes
         # None: the result is the first operand.
         self._found: dict[Key, tuple[list[_Laid], bool] | None] = {}
         self._at = self._state()
@@ -75,7 +75,7 @@ class KnownLayouts:
         if [position for _, position in info.writes] != [0] or not is_by_elements(info.name) or not args:
             return False
         target = args[0]
-        if not isinstance(target, torch.Tensor) or not self._shadows.counts_writes(target):
+        if not isinstance(target, torch.Tensor) or not self._fakes.counts_writes(target):
             return False
         # Where gradients are enabled, what is written has another history.
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
@@ -86,9 +86,9 @@ class KnownLayouts:
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
         if any(type(a) in (list, tuple) for a in args):
             raise _Unknown
-        memory = self._shadows.memory_of(tensors[0])
+        memory = self._fakes.memory_of(tensors[0])
         for other in tensors[1:]:
-            if other is not tensors[0] and self._shadows.memory_of(other) == memory:
+            if other is not tensors[0] and self._fakes.memory_of(other) == memory:
                 raise _Unknown
         return tuple([i for i, other in enumerate(tensors) if other is tensors[0]])
 
@@ -101,7 +101,7 @@ class KnownLayouts:
             return None
         known = self._found[key]
         if known is None:
-            self._shadows.note_write(args[0])
+            self._fakes.note_write(args[0])
             return args[0]
         laid, is_one = known
         made = [self._made(one, args) for one in laid]
@@ -110,8 +110,8 @@ class KnownLayouts:
     def _made(self, laid: _Laid, args: Sequence[object]) -> object:
         dtype, sizes, steps, device, of = laid
         if of is None:
-            return self._shadows.direct(dtype, self._shown(sizes), self._shown(steps), device)
-        return self._shadows.view(self._shadows.of(args[of]), self._shown(sizes), self._shown(steps))
+            return self._fakes.direct(dtype, self._shown(sizes), self._shown(steps), device)
+        return self._fakes.view(self._fakes.of(args[of]), self._shown(sizes), self._shown(steps))
 
     def note(self, key: Key, args: OpArgs, result: Any, writes: bool) -> None:
         """Remember what a call gave, unless the trace has learnt something since `find`."""
@@ -123,7 +123,7 @@ class KnownLayouts:
         if self._at != self._state() or type(results) not in (list, tuple):
             return
         is_given = any(r is a for r in results for a in args)
-        if is_given or not all(isinstance(r, torch.Tensor) and _is_plain_shadow(r) for r in results):
+        if is_given or not all(isinstance(r, torch.Tensor) and _is_plain_fake(r) for r in results):
             return
         try:
             laid = [
@@ -140,7 +140,7 @@ class KnownLayouts:
             return None
         memory = storage_key(result)
         for position, arg in enumerate(args):
-            if isinstance(arg, torch.Tensor) and storage_key(self._shadows.of(arg)) == memory:
+            if isinstance(arg, torch.Tensor) and storage_key(self._fakes.of(arg)) == memory:
                 if arg.dtype != result.dtype:
                     break
                 return position
@@ -193,14 +193,14 @@ class KnownLayouts:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    is_known = type(tensor) in (torch.Tensor, torch.nn.Parameter) or is_shadow(tensor)
+    is_known = type(tensor) in (torch.Tensor, torch.nn.Parameter) or is_fake(tensor)
     if not is_known or tensor.layout is not torch.strided or tensor.is_neg():
         return False
     return not (tensor.dtype.is_complex and tensor.is_conj())
 
 
-def _is_plain_shadow(tensor: torch.Tensor) -> bool:
-    return is_shadow(tensor) and _is_plain(tensor) and not tensor.requires_grad and _is_at_start(tensor)
+def _is_plain_fake(tensor: torch.Tensor) -> bool:
+    return is_fake(tensor) and _is_plain(tensor) and not tensor.requires_grad and _is_at_start(tensor)
 
 
 def _is_at_start(tensor: torch.Tensor) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from smelt._torch.library.schemas import OpArgs, OpKwargs
-from smelt._torch.seen.shadow import Shadows
+from smelt._torch.seen.staged_fakes import FakeTensors
 from smelt._torch.storage import same_storage
 from smelt.capture.dynamic.arithmetic import is_symbolic
 from smelt.capture.dynamic.rules import is_plain, same
@@ -45,7 +45,7 @@ _MOST_ELEMENTS = 1 << 14
 
 
 def laid_as_on_cpu(
-    shadows: Shadows,
+    fakes: FakeTensors,
     trace: CaptureTrace | None,
     info: OpInfo,
     args: OpArgs,
@@ -61,20 +61,20 @@ def laid_as_on_cpu(
     if info.name in _PARTS:
         return result
     if info.name == "aten.diagonal.default":
-        return _of_diagonal(shadows, result, *args, **kwargs)
+        return _of_diagonal(fakes, result, *args, **kwargs)
     if info.name in VIEW_RULES:
         layouts = _viewed(info.name, args, kwargs)
         if layouts is not None:
-            return _as_views(shadows, trace, args[0], result, results, layouts)
+            return _as_views(fakes, trace, args[0], result, results, layouts)
         if info.name in _COPYING:
             steps: list[Any] = [row_major(_numbers(r.shape)) for r in results]
-            return _replaced(shadows, trace, result, results, steps, is_copy=True)
+            return _replaced(fakes, trace, result, results, steps, is_copy=True)
         return result
     if info.name in INDEXING:
-        return _replaced(shadows, trace, result, results, [_indexed(args, result)])
+        return _replaced(fakes, trace, result, results, [_indexed(args, result)])
     if info.sized_by is not None or any(r._is_view() for r in results):
         return result
-    return _replaced(shadows, trace, result, results, _laid(trace, info, args, kwargs, results, operands))
+    return _replaced(fakes, trace, result, results, _laid(trace, info, args, kwargs, results, operands))
 
 
 def _laid(
@@ -130,12 +130,12 @@ def _is_at_edge(tensor: torch.Tensor) -> bool:
 
 
 def _of_diagonal(
-    shadows: Shadows, result: torch.Tensor, of: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+    fakes: FakeTensors, result: torch.Tensor, of: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> torch.Tensor:
     """A diagonal, which begins where its operand does if it has no elements."""
     if not offset or not bool(_numbers(result.shape)[-1] == 0):
         return result
-    return shadows.view(of, result.shape, result.stride(), of.storage_offset())
+    return fakes.view(of, result.shape, result.stride(), of.storage_offset())
 
 
 def _viewed(name: str, args: OpArgs, kwargs: OpKwargs) -> list[Layout] | None:
@@ -188,7 +188,7 @@ def _is_mask(index: torch.Tensor) -> bool:
 
 
 def _as_views(
-    shadows: Shadows,
+    fakes: FakeTensors,
     trace: CaptureTrace | None,
     of: torch.Tensor,
     result: object,
@@ -202,12 +202,12 @@ def _as_views(
         offset = number_of(one.storage_offset())
         is_so = same_storage(one, of) and _are_same(_numbers(one.stride()), at.strides) and same(offset, at.offset)
         if not is_so:
-            made[id(one)] = shadows.view(of, one.shape, _shown(trace, at.strides), _shown(trace, (at.offset,))[0])
+            made[id(one)] = fakes.view(of, one.shape, _shown(trace, at.strides), _shown(trace, (at.offset,))[0])
     return _with(result, made)
 
 
 def _replaced(
-    shadows: Shadows,
+    fakes: FakeTensors,
     trace: CaptureTrace | None,
     result: object,
     results: Sequence[torch.Tensor],
@@ -220,7 +220,7 @@ def _replaced(
     for one, own in zip(results, steps, strict=True):
         if own is None or (_are_same(_numbers(one.stride()), own) and not (is_copy and one._is_view())):
             continue
-        made[id(one)] = shadows.relaid(one, _shown(trace, own))
+        made[id(one)] = fakes.relaid(one, _shown(trace, own))
     return _with(result, made)
 
 

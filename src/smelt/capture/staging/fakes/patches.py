@@ -1,7 +1,7 @@
 """What torch's tensors answer Python during a staged run: sizes, elements, truth, indexing with staged numbers.
 
 Invariant: replacements look at the thread, and at whether the program itself asks (`is_live`), so that torch's own
-kernels for shadows and other threads see what is really there.
+kernels for fake tensors and other threads see what is really there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from smelt._torch.seen.dispatch import is_live, unseen
 from smelt._torch.seen.record_patches import Descriptor, Getter, Method, Patches
-from smelt._torch.seen.shadow import is_shadow, sets_shadows
+from smelt._torch.seen.staged_fakes import is_fake, sets_fakes
 from smelt.capture.convert.runtime import current as current_runtime
 from smelt.capture.dynamic.values import is_sized, own
 from smelt.capture.recording.tensor_slots import StateSlot, slot_type
@@ -158,7 +158,7 @@ def _contiguous(original: Method) -> Method:
         session = _session()
         if session is None or not _is_open(session, self):
             return original(self, *args, **kwargs)
-        # torch's method asks the shadow only, and calls no operator where that lies so.
+        # torch's method asks the fake tensor only, and calls no operator where that lies so.
         return torch.ops.aten.contiguous.default(self, *args, **kwargs)
 
     return contiguous
@@ -509,7 +509,7 @@ def _warn(original: Method) -> Method:
         if session is None:
             kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1 if len(args) < 3 else args[2] + 1
             original(*args[:2], **kwargs)
-        elif is_live():  # else torch says something of a shadow
+        elif is_live():  # else torch says something of a fake tensor
             record_warning(session, *args, **kwargs)
 
     return warn
@@ -546,7 +546,7 @@ def _is_from_outside(recorder: FakeRecorder, tensor: torch.Tensor) -> bool:
 
 def _is_made(tensor: torch.Tensor, name: str) -> bool:
     """Whether torch makes a fake tensor where it sets an attribute."""
-    return is_shadow(tensor) and sets_shadows(name)
+    return is_fake(tensor) and sets_fakes(name)
 
 
 def _is_of_torch(cls: type, name: str) -> bool:

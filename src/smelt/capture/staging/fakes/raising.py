@@ -1,4 +1,4 @@
-"""Whether an operator that gets past shadows may raise in a run, which matters where the program catches."""
+"""Whether an operator that gets past fake tensors may raise in a run, which matters where the program catches."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import torch
 
 from smelt._torch.library.schemas import OpArgs, Overload
 from smelt._torch.seen.dispatch import unseen
-from smelt._torch.seen.shadow import Shadows
+from smelt._torch.seen.staged_fakes import FakeTensors
 from smelt.capture.dynamic.arithmetic import at_hand, is_symbolic
 from smelt.capture.dynamic.values import number_of
 from smelt.diag import InternalError
@@ -52,7 +52,7 @@ def is_second_hand(error: BaseException) -> bool:
 
 
 def given_all_the_same(
-    shadows: Shadows, name: str, args: Sequence[object], kwargs: Mapping[str, object], error: Exception
+    fakes: FakeTensors, name: str, args: Sequence[object], kwargs: Mapping[str, object], error: Exception
 ) -> object:
     """The results of an operator whose kernel without data raised `error`; None where eager raises, too.
 
@@ -75,7 +75,7 @@ def given_all_the_same(
         if any(has_symbols(a) for a in (*args, *kwargs.values())):
             raise Doubt("it is refused for sizes that are symbols, and not for the sizes at hand")
     grad = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
-    made = [_shadow(shadows, type_, grad) for type_ in types]
+    made = [_fake(fakes, type_, grad) for type_ in types]
     return made[0] if len(made) == 1 else tuple(made)
 
 
@@ -118,14 +118,14 @@ def _zeros(arg: object) -> object:
     return dummy_of(_type(arg)).zero_()
 
 
-def _shadow(shadows: Shadows, type_: Type, grad: bool) -> object:
+def _fake(fakes: FakeTensors, type_: Type, grad: bool) -> object:
     if isinstance(type_, TupleType):
-        return [_shadow(shadows, t, grad) for t in type_.elements]
+        return [_fake(fakes, t, grad) for t in type_.elements]
     if not isinstance(type_, TensorType) or not type_.is_static or type_.layout != "strided":
         raise Doubt(f"it gives {type_}")
     dtype = dtype_to_torch(type_.dtype)
     grad = grad and (dtype.is_floating_point or dtype.is_complex)
-    return shadows.fresh(dtype, type_.sizes, type_.steps, type_.device, grad)
+    return fakes.fresh(dtype, type_.sizes, type_.steps, type_.device, grad)
 
 
 def _argument(arg: object, values: dict[int, Value]) -> Any:

@@ -1,7 +1,7 @@
-"""Operators whose results have sizes that follow from data: their results on shadows, given the unknown number.
+"""Operators whose results have sizes that follow from data: their results on fake tensors, given the unknown number.
 
-Each rule takes the operator, its arguments (shadows), the number (two of them for packed sequences) and a maker of
-shadows, and gives the results as eager would lay them out. An operator without a rule here cannot be staged.
+Each rule takes the operator, its arguments (fake tensors), the number (two of them for packed sequences) and a maker of
+fake tensors, and gives the results as eager would lay them out. An operator without a rule here cannot be staged.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy
 
-from smelt._torch.seen.shadow import SymBool, SymFloat, SymInt
+from smelt._torch.seen.staged_fakes import SymBool, SymFloat, SymInt
 from smelt.capture.dynamic.values import int_is_integer
 from smelt.capture.recording.tensor_slots import Family, Slot
 from smelt.capture.staging import current

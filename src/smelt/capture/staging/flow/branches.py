@@ -1,4 +1,4 @@
-"""Branches whose condition depends on data: both arms run on shadows, and what they leave is merged or forked."""
+"""Branches whose condition depends on data: both arms run on fake tensors, and what they leave is merged or forked."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from smelt._torch.seen.shadow import is_shadow
+from smelt._torch.seen.staged_fakes import is_fake
 from smelt.capture.convert.runtime import Get, Names, PlainRuntime, Set, Thunk, nothing
 from smelt.capture.dynamic.values import is_sized
 from smelt.capture.staging import calls
@@ -457,8 +457,8 @@ __all__ = ["StagedRange", "StagingRuntime"]
 
 
 def compared(op: str, left: object, right: object) -> Any:
-    """`left op right` by Python, which asks the operand of a subclass first: a shadow is of one, its tensor is not."""
-    if type(left) is torch.Tensor and is_shadow(right) and op in _PY:
+    """`left op right` by Python, which asks the operand of a subclass first: a fake tensor is one of those."""
+    if type(left) is torch.Tensor and is_fake(right) and op in _PY:
         found = getattr(torch.Tensor, BY_SYMBOL[op].method)(left, right)
         if found is not NotImplemented:
             return found

@@ -16,7 +16,7 @@ import torch
 
 from smelt._torch.library.schemas import OpArgs, Overload
 from smelt._torch.seen.dispatch import unseen
-from smelt._torch.seen.shadow import Shadows
+from smelt._torch.seen.staged_fakes import FakeTensors
 from smelt.capture.dynamic.arithmetic import at_hand, is_symbolic
 from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.dynamic.values import number_of, sized
@@ -36,11 +36,11 @@ class Cut:
     step: int
     length: int | None
 
-    def shadow(
-        self, shadows: Shadows, trace: CaptureTrace | None, overload: Overload, args: Sequence[object], world: int,
+    def fake(
+        self, fakes: FakeTensors, trace: CaptureTrace | None, overload: Overload, args: Sequence[object], world: int,
         length: int | None = None,
     ) -> Any:  # fmt: skip
-        """What is left of the shadow `args[0]` in a world; DEAD where that world has no such numbers.
+        """What is left of the fake tensor `args[0]` in a world; DEAD where that world has no such numbers.
 
         length: another one than the world's.
         """
@@ -53,7 +53,7 @@ class Cut:
             if length is None:
                 return DEAD
         if type(sizes[self.dim]) is int and length <= size:
-            with shadows.running():
+            with fakes.running():
                 return overload(x, self.dim, 0, length * self.step, *((self.step,) if self.step != 1 else ()))
         if trace is None:
             return DEAD
@@ -63,7 +63,7 @@ class Cut:
             sizes[self.dim] = length if self.length is not None else trace.example(length)
             strides[self.dim] = strides[self.dim] * self.step
             shown, steps = ([sized(trace, n) for n in numbers] for numbers in (sizes, strides))
-            made = shadows.direct(x.dtype, shown, steps, x.device)
+            made = fakes.direct(x.dtype, shown, steps, x.device)
             return made.requires_grad_() if made is not None and x.requires_grad else made
 
     def _length(self, world: int, size: int) -> int | None:
@@ -76,7 +76,7 @@ class Cut:
         return max(-(-(end - start) // self.step), 0)
 
     def told_apart(
-        self, shadows: Shadows, trace: CaptureTrace | None, overload: Overload, worlds: Sequence[Any],
+        self, fakes: FakeTensors, trace: CaptureTrace | None, overload: Overload, worlds: Sequence[Any],
         operands: Sequence[Any],
     ) -> list[Any]:  # fmt: skip
         """The results in all worlds, in one of them of another length where all came to the same by chance, or to
@@ -92,10 +92,10 @@ class Cut:
         if self.length is None and len(lengths) == 1 and max(most) > 0:
             world = next((world for world, size in zip(alive, most, strict=True) if world and size > 0), alive[-1])
             other = 0 if lengths != {0} else 1
-            found[world] = self.shadow(shadows, trace, overload, [operands[world]], world, other)
+            found[world] = self.fake(fakes, trace, overload, [operands[world]], world, other)
         elif self.length is None and len(lengths) == 2 and lengths <= {0, *most} and max(most) > 1:
             world = next(world for world, size in zip(reversed(alive), reversed(most), strict=True) if size > 1)
-            found[world] = self.shadow(shadows, trace, overload, [operands[world]], world, 1)
+            found[world] = self.fake(fakes, trace, overload, [operands[world]], world, 1)
         return found
 
 

@@ -1,4 +1,4 @@
-"""Loops whose test or bounds depend on data: one run of the body on shadows of what is carried from turn to turn.
+"""Loops whose test or bounds depend on data: one run of the body on fake tensors of what is carried from turn to turn.
 
 What is carried is found by running the body: variables and places of containers that it changed. Types must be stable;
 a size that changes becomes unknown. A list that grows becomes a staged list.

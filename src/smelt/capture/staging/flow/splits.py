@@ -17,7 +17,7 @@ import torch
 
 from smelt._torch.library.schemas import OpArgs, OpKwargs
 from smelt._torch.seen.dispatch import unseen
-from smelt._torch.seen.shadow import Shadows
+from smelt._torch.seen.staged_fakes import FakeTensors
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.dynamic.values import number_of
@@ -43,15 +43,15 @@ class Split:
     sizes: Sequence[Any]
     roles: Sequence[int]
 
-    def shadows(self, shadows: Shadows, trace: CaptureTrace | None, x: torch.Tensor, world: int) -> Any:
-        """The parts of the shadow `x` in a world; DEAD where the whole is too short there."""
+    def fakes(self, fakes: FakeTensors, trace: CaptureTrace | None, x: torch.Tensor, world: int) -> Any:
+        """The parts of the fake tensor `x` in a world; DEAD where the whole is too short there."""
         with unseen():
             total = at_hand(number_of(x.shape[self.dim]))
         lengths = self._lengths(total, world)
         if lengths is None:
             return DEAD
         cut = Cut(self.dim, 0, None, 1, None)
-        parts = [cut.shadow(shadows, trace, _SLICE, [x], world, length) for length in lengths]
+        parts = [cut.fake(fakes, trace, _SLICE, [x], world, length) for length in lengths]
         return DEAD if any(part is DEAD for part in parts) else parts
 
     def told_apart(self, worlds: Sequence[Any]) -> bool:

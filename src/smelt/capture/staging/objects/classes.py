@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from smelt._torch.seen.shadow import is_shadow
+from smelt._torch.seen.staged_fakes import is_fake
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import is_sized, number_of, plain
 from smelt.capture.staging.fakes.symbols import is_staged, slot_of
@@ -104,7 +104,7 @@ def class_of(session: Session, value: object) -> type:
     if is_sized(value):
         return type(at_hand(number_of(value)))
     if isinstance(value, torch.Tensor) and session.recorder.slot_of(value).kind != "unknown":
-        return torch.Tensor if is_shadow(value) else type(value)
+        return torch.Tensor if is_fake(value) else type(value)
     if isinstance(value, StagedRange):
         return range
     return CLASSES.get(slot_of(value).type, type(value)) if is_staged(value) else type(value)
@@ -112,12 +112,12 @@ def class_of(session: Session, value: object) -> type:
 
 def is_stand_in(value: object) -> bool:
     """Whether `type` says something else of a value than the program expects."""
-    return is_sized(value) or is_staged(value) or is_shadow(value) or isinstance(value, StagedSequence)
+    return is_sized(value) or is_staged(value) or is_fake(value) or isinstance(value, StagedSequence)
 
 
 def is_other_object(value: object) -> bool:
     """Whether `is` says something else of a value than the program expects: one tensor has one stand-in."""
-    return is_stand_in(value) and not is_shadow(value)
+    return is_stand_in(value) and not is_fake(value)
 
 
 def all_plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from smelt._torch.seen.shadow import attributes
+from smelt._torch.seen.staged_fakes import attributes
 from smelt.capture.reads.reads_arguments import slots_of
 from smelt.capture.staging.fakes.symbols import StagedObject, wrap
 

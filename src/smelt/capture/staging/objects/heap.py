@@ -2,7 +2,7 @@
 
 A snapshot holds shallow copies of all containers that can be reached from some roots: dictionaries (those of objects
 and modules too), lists, sets, deques, closure cells, objects with slots. Contents are compared by identity. What a
-`functools.lru_cache` came to hold is no change, for nobody can tell, but is taken out again: it may be a shadow.
+`functools.lru_cache` came to hold is no change, for nobody can tell, but is taken out again: it may be a fake tensor.
 
 Invariant: nothing of the user's is called; restoring leaves each container the same object with its old contents.
 """

@@ -18,7 +18,7 @@ import torch
 
 from smelt._torch.annotations import annotations_held
 from smelt._torch.library.lru import LRU_CACHE, table_of
-from smelt._torch.seen.shadow import attributes
+from smelt._torch.seen.staged_fakes import attributes
 from smelt.capture.reads.reads_arguments import slots_of
 from smelt.capture.reads.reads_values import HOOKED, home_of
 from smelt.capture.staging.fakes.symbols import StagedObject

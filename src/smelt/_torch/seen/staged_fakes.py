@@ -1,4 +1,4 @@
-"""Shadows: tensors with a size, a kind and aliases but no data, and torch's own operators on them, unseen by hooks.
+"""Fake tensors of staged runs: sizes, dtypes and aliases without data, and torch's operators on them, unseen by hooks.
 
 Adapter for FakeTensorMode without symbolic sizes. `available()` is False where torch lacks it; nobody stages then.
 """
@@ -16,7 +16,7 @@ import torch
 
 from smelt._torch.seen import dispatch
 from smelt._torch.seen.light_fake import light_mode, unlogged
-from smelt._torch.seen.plain_fake import plain_shadows
+from smelt._torch.seen.plain_fake import plain_fakes
 from smelt._torch.storage import storage_key
 
 try:
@@ -29,36 +29,36 @@ SymInt, SymFloat, SymBool = torch.SymInt, torch.SymFloat, torch.SymBool
 
 
 def available() -> bool:
-    """Whether this torch can run operators on shadows below a recording at the dispatcher's entry."""
+    """Whether this torch can run operators on fake tensors below a recording at the dispatcher's entry."""
     return FakeTensorMode is not None and "entry" in dispatch.levels()
 
 
-def _writes(shadow: torch.Tensor) -> int:
-    """How often a shadow was written; inference tensors, which a program may work on throughout, do not count it."""
-    return 0 if shadow.is_inference() else shadow._version
+def _writes(fake: torch.Tensor) -> int:
+    """How often a fake tensor was written; inference tensors, on which a whole program may work, do not count it."""
+    return 0 if fake.is_inference() else fake._version
 
 
 class _Real(NamedTuple):
-    """A real tensor with its shadow, and the version that the shadow had at first."""
+    """A real tensor with its fake tensor, and the version that the fake tensor had at first."""
 
     tensor: torch.Tensor
-    shadow: torch.Tensor
+    fake: torch.Tensor
     version: int
 
 
-class Shadows:
-    """The shadows of one staged run; tensors over one storage have shadows over one storage."""
+class FakeTensors:
+    """The fake tensors of one staged run; tensors over one storage have fake tensors over one storage."""
 
     def __init__(self) -> None:
         self._mode: Any = light_mode(FakeTensorMode)
-        self._plain = plain_shadows(self._mode)
-        self._real: dict[int, _Real] = {}  # by the identity of the shadow
+        self._plain = plain_fakes(self._mode)
+        self._real: dict[int, _Real] = {}  # by the identity of the fake tensor
         self._of: dict[int, torch.Tensor] = {}
-        # Real tensors that were written and have no shadow yet, with how often; by identity.
+        # Real tensors that were written and have no fake tensor yet, with how often; by identity.
         self._written: dict[int, tuple[torch.Tensor, int]] = {}
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The shadow of a real tensor, always the same one."""
+        """The fake tensor of a real tensor, always the same one."""
         if isinstance(tensor, FakeTensor):
             return tensor
         known = self._of.get(id(tensor))
@@ -68,55 +68,55 @@ class Shadows:
             base = tensor._base
             if base is not None:
                 self.of(base)
-            shadow = self._plain.of(tensor) if base is None and self._plain is not None else None
-            if shadow is None:
-                shadow = self._mode.from_tensor(tensor, static_shapes=True)
-            self._of[id(tensor)] = shadow
-            self._real[id(shadow)] = _Real(tensor, shadow, _writes(shadow))
+            fake = self._plain.of(tensor) if base is None and self._plain is not None else None
+            if fake is None:
+                fake = self._mode.from_tensor(tensor, static_shapes=True)
+            self._of[id(tensor)] = fake
+            self._real[id(fake)] = _Real(tensor, fake, _writes(fake))
             _, writes = self._written.pop(id(tensor), (tensor, 0))
             for _ in range(writes):
-                torch.autograd.graph.increment_version(shadow)
-        return shadow
+                torch.autograd.graph.increment_version(fake)
+        return fake
 
     def memory_of(self, tensor: torch.Tensor) -> int:
-        """What tells the memory of a tensor's shadow from that of all others; makes none where none could share it."""
+        """What tells the memory of a tensor's fake from that of all others; makes none where none could share it."""
         return storage_key(tensor if self._is_apart(tensor) else self.of(tensor))
 
     def _is_apart(self, tensor: torch.Tensor) -> bool:
-        """Whether nothing has a shadow yet that shares a plain real tensor's memory, as a view of it would."""
+        """Whether nothing has a fake tensor yet that shares a plain real tensor's memory, as a view of it would."""
         if self._plain is None or isinstance(tensor, FakeTensor):
             return False
         return id(tensor) not in self._of and tensor._base is None and self._plain.makes(tensor)
 
     def base_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """What a tensor is a view of: the real tensor, where the shadow of one."""
+        """What a tensor is a view of: the real tensor, where the fake tensor of one."""
         with dispatch.unseen():
             base = tensor._base
         real = None if base is None else self._real.get(id(base))
         return base if real is None else real.tensor
 
     def version_of(self, tensor: torch.Tensor) -> int:
-        """How often the memory of a tensor was written, on real tensors and on shadows."""
+        """How often the memory of a tensor was written, on real tensors and on fake tensors."""
         with dispatch.unseen():
-            shadow = tensor if isinstance(tensor, FakeTensor) else self._of.get(id(tensor))
-            base = tensor._base if shadow is None else shadow._base
-            if shadow is None:
-                shadow = self._of.get(id(tensor if base is None else base))
-                whole = shadow
+            fake = tensor if isinstance(tensor, FakeTensor) else self._of.get(id(tensor))
+            base = tensor._base if fake is None else fake._base
+            if fake is None:
+                fake = self._of.get(id(tensor if base is None else base))
+                whole = fake
             else:
-                whole = shadow if base is None else base
+                whole = fake if base is None else base
             real = None if whole is None else self._real.get(id(whole))
-            if shadow is None or real is None:
+            if fake is None or real is None:
                 written = self._written.get(id(tensor if base is None else base))
                 return tensor._version + (0 if written is None else written[1])
-            return real.tensor._version + _writes(shadow) - real.version
+            return real.tensor._version + _writes(fake) - real.version
 
     def counts_writes(self, tensor: torch.Tensor) -> bool:
         """Whether all that an operator does that writes a tensor's elements is done by `note_write`."""
         if self._is_apart(tensor):
             return True
-        shadow = self.of(tensor)
-        return not shadow.is_inference() and getattr(shadow, "constant", None) is None
+        fake = self.of(tensor)
+        return not fake.is_inference() and getattr(fake, "constant", None) is None
 
     def note_write(self, tensor: torch.Tensor) -> None:
         """An operator writes a tensor's elements, and no more."""
@@ -127,7 +127,7 @@ class Shadows:
             torch.autograd.graph.increment_version(self.of(tensor))
 
     def fresh(self, dtype: torch.dtype, sizes: Any, strides: Any, device: Any, grad: bool = False) -> torch.Tensor:
-        """A shadow of its own memory."""
+        """A fake tensor of its own memory."""
         with self.running():
             made = torch.empty_strided(sizes, strides, dtype=dtype, device=device)
         return made.requires_grad_() if grad else made
@@ -137,7 +137,7 @@ class Shadows:
         self._mode.cache_enabled = False
 
     def direct(self, dtype: torch.dtype, sizes: Any, strides: Any, device: torch.device) -> torch.Tensor | None:
-        """The same without torch's dispatcher, in a third of the time; None where this torch makes shadows otherwise.
+        """The same without torch's dispatcher, in a third of the time; None where this torch makes fakes otherwise.
 
         Where nobody sees it, and not inside of `running`.
         """
@@ -148,13 +148,13 @@ class Shadows:
             return None
 
     def view(self, tensor: torch.Tensor, sizes: Any, strides: Any, offset: Any = None) -> torch.Tensor:
-        """A view of a shadow, from its first element on where no offset is given; it knows its base and counts the same
-        writes."""
+        """A view of a fake tensor, from its first element on if no offset is given; it knows its base, and
+        counts the same writes."""
         with self.running():
             return torch.ops.aten.as_strided.default(tensor, sizes, strides, offset)
 
     def relaid(self, tensor: torch.Tensor, strides: Any) -> torch.Tensor:
-        """A shadow that nobody wrote, in memory of its own with other strides."""
+        """A fake tensor that nobody wrote, in memory of its own with other strides."""
         if not tensor.requires_grad:
             return self.fresh(tensor.dtype, tensor.shape, strides, tensor.device)
         with self.running(), torch.no_grad():
@@ -163,30 +163,30 @@ class Shadows:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Operators run on shadows in the block, and nobody sees them."""
+        """Operators run on fake tensors in the block, and nobody sees them."""
         with unlogged, dispatch.unseen(), self._mode:
             yield
 
 
 @lru_cache(maxsize=1)
-def names_of_shadows() -> frozenset[str]:
-    """What every shadow has among its attributes. To be asked for before a run that is watched: torch reads files where
+def names_of_fakes() -> frozenset[str]:
+    """What every fake tensor has as attributes. To be asked for before a run that is watched: torch reads files where
     it makes the first one."""
-    made = Shadows().fresh(torch.float32, (1,), (1,), torch.device("cpu"))
+    made = FakeTensors().fresh(torch.float32, (1,), (1,), torch.device("cpu"))
     return frozenset(object.__getattribute__(made, "__dict__"))
 
 
-def sets_shadows(name: str) -> bool:
-    """Whether torch makes a shadow where it sets an attribute of this name."""
-    return not names_of_shadows().isdisjoint((name, f"_{name}"))
+def sets_fakes(name: str) -> bool:
+    """Whether torch makes a fake tensor where it sets an attribute of this name."""
+    return not names_of_fakes().isdisjoint((name, f"_{name}"))
 
 
 def attributes(tensor: torch.Tensor) -> dict[str, Any]:
-    """The attributes that a tensor was given by name, without what makes it a shadow."""
+    """The attributes that a tensor was given by name, without what makes it a fake tensor."""
     held: dict[str, Any] = object.__getattribute__(tensor, "__dict__")
-    if not held or not is_shadow(tensor):
+    if not held or not is_fake(tensor):
         return dict(held)
-    names = names_of_shadows()
+    names = names_of_fakes()
     return {name: value for name, value in held.items() if name not in names}
 
 
@@ -209,7 +209,7 @@ def has_no_kernel(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def pythons_kernels() -> Iterator[None]:
-    """Operators run by torch's Python kernels where it has any, inside of `Shadows.running`."""
+    """Operators run by torch's Python kernels where it has any, inside of `FakeTensors.running`."""
     guard = _EnablePythonDispatcher()
     try:
         yield
@@ -290,6 +290,6 @@ def unrecognized(are: Callable[[Any], bool]) -> Iterator[None]:
         _package.leave(package)
 
 
-def is_shadow(tensor: Any) -> bool:
+def is_fake(tensor: Any) -> bool:
     """Whether a tensor has no data of its own."""
     return isinstance(tensor, FakeTensor)
