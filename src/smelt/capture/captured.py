@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from smelt._torch.seen.dispatch import Level, is_recording, levels, recording
+from smelt._torch.seen.dispatch import Level, Record, is_recording, levels, recording
 from smelt._torch.seen.record_modes import caller_modes
 from smelt._torch.seen.record_patches import past_overrides
 from smelt.capture.dynamic.spec import Spec
@@ -35,7 +35,7 @@ from smelt.capture.recording.recorder import Recorder
 from smelt.capture.recording.results import OWN, Result, holds_its_own
 from smelt.capture.recording.scopes import Scope, tracking
 from smelt.capture.recording.tensor_slots import Slot
-from smelt.capture.recording.written import Record, Written
+from smelt.capture.recording.written import Written
 from smelt.capture.recording.zeros import check_results
 from smelt.capture.result import Captured, State, input_names, name_of, returned_objects
 from smelt.capture.staging.stage import stage

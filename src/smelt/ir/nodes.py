@@ -94,6 +94,11 @@ def map_values(arg: Arg, f: Callable[[Value], Arg]) -> Arg:
     return arg
 
 
+def fill_leaves(arg: Any, f: Callable[[Any], object]) -> Any:
+    """An argument as operators take it: `f` of what stands in it, and lists for tuples."""
+    return [fill_leaves(item, f) for item in arg] if isinstance(arg, tuple) else f(arg)
+
+
 class Node:
     """One operation: `op` is its full name (`aten.add.Tensor`, `if`, `param`), the rest is data.
 

@@ -19,6 +19,7 @@ from smelt._torch.autocast import no_autocast
 from smelt._torch.seen.fake import fake_tensors
 from smelt._torch.storage import storage_key
 from smelt.ir import Arg, Node, TensorType, TupleType, Type, Value, map_values
+from smelt.ir.nodes import fill_leaves
 from smelt.ops.convert import dummy_of, to_torch
 from smelt.ops.registry import overload
 
@@ -97,12 +98,15 @@ def _called(node: Node, requires: Callable[[Value], bool]) -> tuple[dict[Value, 
     made: dict[Value, Any] = {}
     device: str | None = "meta"
 
+    def leaf(arg: Any) -> Any:
+        if not isinstance(arg, Value):
+            return to_torch(arg)
+        if arg not in made:
+            made[arg] = _made(arg.type, requires(arg), device)
+        return made[arg]
+
     def operand(arg: Arg) -> Any:
-        if isinstance(arg, Value):
-            if arg not in made:
-                made[arg] = _made(arg.type, requires(arg), device)
-            return made[arg]
-        return [operand(a) for a in arg] if isinstance(arg, tuple) else to_torch(arg)
+        return fill_leaves(arg, leaf)
 
     found = overload(node.op)
     with torch.enable_grad(), no_autocast(), ExitStack() as stack:

@@ -70,7 +70,7 @@ def run_passes(
     if watcher is not None:
         context = replace(context, listeners=(*context.listeners, watcher.edited))
     _check_names(passes, skip)
-    _dump(graph, dump, 0, "captured")
+    dump_graph(graph, dump, 0, "captured")
     with sized(graph, context.sizes):
         # Types, and what they say of each other, are others in a trace.
         context.seen.forget()
@@ -110,7 +110,7 @@ def _run_all(
             tell("passes", f"{graph.name}: {one.name}, {before} to {after} nodes, {seconds * 1e3:.1f} ms")
         if watcher is not None:
             watcher.passed(one, reports[-1])
-        _dump(graph, dump, number, one.name)
+        dump_graph(graph, dump, number, one.name)
     if checked is None:
         _check_last(graph, reports, context.seen.edits != edits_before)
     return tuple(reports)
@@ -189,7 +189,8 @@ def _run_one(graph: Graph, one: Pass, context: PassContext, checked: _Checked | 
     return changed
 
 
-def _dump(graph: Graph, directory: str | Path, number: int, name: str) -> None:
+def dump_graph(graph: Graph, directory: str | Path, number: int, name: str) -> None:
+    """Write a graph's text into a directory, behind the rewrite of a number and name; nowhere where that is empty."""
     if not directory:
         return
     folder = Path(directory)

@@ -12,16 +12,15 @@ others could do to their arguments, and whatever Python may do to memory that it
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any
 
 import torch
 
 from smelt._torch.library.schemas import raw_schema
-from smelt.capture.recording.opinfo import op_info
+from smelt._torch.seen.dispatch import Record
+from smelt.capture.recording.opinfo import op_info, targets_of
 
-Record = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 _KNOWN = ("aten::", "prims::", "prim::")
 _LISTED = (list, tuple)
 
@@ -57,11 +56,8 @@ class Keeper:
             elif raw_schema(overload).name.startswith("aten::resize"):
                 self._set_apart(args[0])
             else:
-                for name, position in op_info(overload).written(args, kwargs):
-                    target = kwargs.get(name)
-                    if target is None and position is not None and position < len(args):
-                        target = args[position]
-                    self._save_all_of(target if isinstance(target, _LISTED) else (target,))
+                for one in op_info(overload).written(args, kwargs):
+                    self._save_all_of(targets_of(one, args, kwargs))
             return record(overload, args, kwargs)
 
         return watched

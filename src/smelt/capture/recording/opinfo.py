@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -77,6 +77,15 @@ class OpInfo:
     def written(self, args: Sequence[object], kwargs: dict[str, object]) -> tuple[Written, ...]:
         """The arguments that a call writes."""
         return self.writes if self.undeclared is None else (*self.writes, *self.undeclared(args, kwargs))
+
+
+def targets_of(written: Written, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    """What a call writes by one of its written arguments: that argument, or what is in a list of them."""
+    name, position = written
+    target = kwargs.get(name)
+    if target is None and position is not None and position < len(args):
+        target = args[position]
+    return target if isinstance(target, (list, tuple)) else (target,)
 
 
 def expectation(kind: str) -> OpInfo:

@@ -34,7 +34,7 @@ from smelt.capture.recording.gradients import Spent
 from smelt.capture.recording.lent_memory import LentMemory, is_comparable
 from smelt.capture.recording.nested import NAMES as NESTED
 from smelt.capture.recording.nested import NestedTensors
-from smelt.capture.recording.opinfo import OpInfo, expectation, op_info
+from smelt.capture.recording.opinfo import OpInfo, expectation, op_info, targets_of
 from smelt.capture.recording.scopes import Scope
 from smelt.capture.recording.spans import Site, SiteFinder, Spans, running_codes
 from smelt.capture.recording.tensor_slots import (
@@ -281,8 +281,8 @@ class Recorder:
             deciding = self._deciding(info.sized_by(args, kwargs))
             if deciding is not None and not self.specialize:
                 self.converted(deciding, info.name, "S0102")
-        for name, position in info.written(args, kwargs):
-            self._write(noted, named, name, position, tainted, info)
+        for one in info.written(args, kwargs):
+            self._write(targets_of(one, noted, named), tainted, info)
         if info.short in _CONSTANT_MAKERS:
             self._lift(args[0], operands[0])
         family = self._family(info, noted, operands, tainted)
@@ -394,19 +394,9 @@ class Recorder:
         family.blank = info.short in _BLANK_MAKERS
         return family
 
-    def _write(
-        self,
-        noted: list[Any],
-        named: OpKwargs,
-        name: str,
-        position: int | None,
-        tainted: bool,
-        info: OpInfo,
-    ) -> None:
-        target = named.get(name)
-        if target is None and position is not None and position < len(noted):
-            target = noted[position]
-        for slot in target if isinstance(target, list) else (target,):
+    def _write(self, targets: Sequence[object], tainted: bool, info: OpInfo) -> None:
+        """Note that a call writes these slots."""
+        for slot in targets:
             if isinstance(slot, Slot) and info.short not in ("detach_", "requires_grad_"):
                 slot.family.written = True
                 slot.family.last_write = len(self.records)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 
-from smelt.capture.recording.opinfo import op_info
+from smelt._torch.seen.dispatch import Record
+from smelt.capture.recording.opinfo import op_info, targets_of
 from smelt.capture.structure.roots import Roots
-
-Record = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Written:
@@ -28,11 +26,8 @@ class Written:
         """The recorder's hook with a look at what each operator is about to write."""
 
         def watched(overload: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-            for name, position in op_info(overload).written(args, kwargs):
-                target = kwargs.get(name)
-                if target is None and position is not None and position < len(args):
-                    target = args[position]
-                for tensor in target if isinstance(target, list | tuple) else (target,):
+            for one in op_info(overload).written(args, kwargs):
+                for tensor in targets_of(one, args, kwargs):
                     if isinstance(tensor, torch.Tensor):
                         self._save(tensor)
             return record(overload, args, kwargs)

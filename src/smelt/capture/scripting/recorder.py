@@ -17,7 +17,7 @@ from smelt._torch.library.schemas import OpArgs, OpKwargs, Overload, read_schema
 from smelt._torch.seen.dispatch import unseen
 from smelt._torch.seen.record_patches import is_plain_tensor_type
 from smelt.capture.recording.build import no_argument
-from smelt.capture.recording.opinfo import METADATA, OpInfo, op_info
+from smelt.capture.recording.opinfo import METADATA, OpInfo, op_info, targets_of
 from smelt.capture.recording.recorder import _CONSTANT_MAKERS
 from smelt.capture.recording.tensor_slots import Family, Slot, slot_type
 from smelt.capture.scripting.values.types import infer_by_samples
@@ -213,9 +213,10 @@ class ScriptRecorder(FakeRecorder):
             return self._number(overload, info, args, kwargs, noted, named, operands)
         if info.short in _IN_PLACE_METADATA and self.depth:
             self.session.cannot(f"{info.name} changes a tensor's sizes on one path only")
-        for name, position in writes:
-            self._write(noted, named, name, position, True, info)
-            self._check_entwined(noted, named, name, position)
+        for one in writes:
+            targets = targets_of(one, noted, named)
+            self._write(targets, True, info)
+            self._check_entwined(targets)
         family = self._family(info, noted, operands, True)
         types, made = self._types(overload, info, args, kwargs, noted, named, operands)
         schema = read_schema(overload)
@@ -310,25 +311,14 @@ class ScriptRecorder(FakeRecorder):
         if as_made in self.varied:
             self.varied[slot] = (given,) * WORLDS
 
-    def _write(
-        self,
-        noted: list[object],
-        named: dict[str, object],
-        name: str,
-        position: int | None,
-        tainted: bool,
-        info: OpInfo,
-    ) -> None:
-        target = named.get(name)
-        if target is None and position is not None and position < len(noted):
-            target = noted[position]
-        for slot in target if isinstance(target, list) else (target,):
+    def _write(self, targets: Sequence[object], tainted: bool, info: OpInfo) -> None:
+        for slot in targets:
             if isinstance(slot, Slot) and id(slot.family) in self.unsure:
                 self.session.cannot(
                     "a tensor is written that is a view of another or a copy of its own",
                     "types do not tell which: annotate the index",
                 )
-        super()._write(noted, named, name, position, tainted, info)
+        super()._write(targets, tainted, info)
 
     # --- types -------------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import torch
 from smelt.codegen.fusion.groups import Facts, Group
 from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.ir import Arg, Node, Value
+from smelt.ir.nodes import fill_leaves
 from smelt.ops.convert import to_torch
 from smelt.ops.registry import overload
 
@@ -129,13 +130,11 @@ class Replay:
         """Compute from the buffers' tensors and write the results."""
         known: dict[int, Any] = {number: _given(tensors, source) for number, source in self.sources}
 
-        def fill(arg: Any) -> Any:
-            if isinstance(arg, _At):
-                return known[arg.number]
-            return [fill(a) for a in arg] if isinstance(arg, tuple) else arg
+        def leaf(arg: object) -> object:
+            return known[arg.number] if isinstance(arg, _At) else arg
 
         for step in self.steps:
-            made = step.op(*map(fill, step.args), **{k: fill(v) for k, v in step.kwargs})
+            made = step.op(*fill_leaves(step.args, leaf), **{k: fill_leaves(v, leaf) for k, v in step.kwargs})
             for number, result in zip(step.outs, made if step.is_list else (made,), strict=True):
                 known[number] = result
         for number, at in self.results:

@@ -18,6 +18,7 @@ from smelt.codegen.lower.context import Context, cannot_lower
 from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.codegen.lower.memory.sharing import feared_sources
 from smelt.ir import NONE, Arg, Node, TensorType, TupleType, Type, Value
+from smelt.ir.nodes import fill_leaves
 from smelt.ir.sizes import Size, SizeFloat
 from smelt.ops.convert import dtype_to_torch, to_torch
 from smelt.ops.meta import CannotRun, meta_outcome
@@ -140,14 +141,14 @@ def _python_call(op: Any, args: tuple[Any, ...], slots: tuple[int, ...], mode: s
     def run(*tensors: torch.Tensor) -> Any:
         by_slot = dict(zip(slots, tensors, strict=True))
 
-        def fill(arg: Any) -> Any:
+        def leaf(arg: Any) -> Any:
             if isinstance(arg, Use):
                 return by_slot[arg.slot]
             if type(arg) is Size or type(arg) is SizeFloat:  # torch wants the number itself, which the run knows
                 return int(arg) if type(arg) is Size else float(arg)
-            return [fill(item) for item in arg] if isinstance(arg, tuple) else arg
+            return arg
 
-        filled = [fill(arg) for arg in args]
+        filled = [fill_leaves(arg, leaf) for arg in args]
         keywords = dict(zip(names[split:], filled[split:], strict=False))
         if "autocast" in mode:
             with entered(mode):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import perf_counter
 
 from smelt.codegen.llvm.isa import host_isa
@@ -24,6 +23,7 @@ from smelt.diag import Options, SmeltError
 from smelt.ir import Graph, verify
 from smelt.ops.check import check
 from smelt.passes.base import Pass, PassContext
+from smelt.passes.manager import dump_graph
 
 
 @dataclass(slots=True)
@@ -129,10 +129,6 @@ def prepared(graph: Graph, options: Options) -> Prepared:
             state.graph = made
             if options.verify:
                 verify(made, check)
-            if options.dump:
-                folder = Path(options.dump) / "prepare"
-                folder.mkdir(parents=True, exist_ok=True)
-                path = folder / f"{made.name}.{number:02d}-{one.name}.txt"
-                path.write_text(str(made) + "\n", encoding="utf-8")
+            dump_graph(made, options.dump and f"{options.dump}/prepare", number, one.name)
         state.stages.append((one.name, round((perf_counter() - start) * 1000, 3)))
     return state

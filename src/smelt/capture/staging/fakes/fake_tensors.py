@@ -29,7 +29,7 @@ from smelt.capture.dynamic.rules import PACKED_LAYERS, TURNS, by_rule, has_rule
 from smelt.capture.dynamic.values import for_torch, is_sized, number_of
 from smelt.capture.recording.nested import NAMES as NESTED
 from smelt.capture.recording.nested import PaddedInstead
-from smelt.capture.recording.opinfo import GIVING_BACK_BY_SIZE, METADATA, OpInfo, apart, op_info
+from smelt.capture.recording.opinfo import GIVING_BACK_BY_SIZE, METADATA, OpInfo, apart, op_info, targets_of
 from smelt.capture.recording.recorder import _CONSTANT_MAKERS, Recorder
 from smelt.capture.recording.scopes import Scope
 from smelt.capture.recording.tensor_slots import Family, Slot, StateSlot, slot_type
@@ -202,9 +202,10 @@ class FakeRecorder(Recorder):
             return self._scalar(overload, info, args, kwargs, noted, operands)
         if info.short in _IN_PLACE_METADATA:
             self._check_relaid(info, operands[0])
-        for name, position in writes:
-            self._write(noted, named, name, position, True, info)
-            self._check_entwined(noted, named, name, position)
+        for one in writes:
+            targets = targets_of(one, noted, named)
+            self._write(targets, True, info)
+            self._check_entwined(targets)
         if writes and (not self.session.is_on_all_paths or any(map(self.is_lazy, operands))):
             # Through what shows the conjugates of its memory a fake tensor is written more often.
             for slot in operands:
@@ -246,11 +247,9 @@ class FakeRecorder(Recorder):
         if isinstance(slot, StateSlot) or slot.kind == "input":
             self.session.cannot(f"{info.name} changes the sizes of a tensor from outside", "the graph changes elements")
 
-    def _check_entwined(self, noted: list[Any], named: OpKwargs, name: str, position: int | None) -> None:
-        target = named.get(name)
-        if target is None and position is not None and position < len(noted):
-            target = noted[position]
-        for slot in target if isinstance(target, list) else (target,):
+    def _check_entwined(self, targets: Sequence[object]) -> None:
+        """Raises: Again where a write reaches tensors that may share memory with others on some paths."""
+        for slot in targets:
             if isinstance(slot, Slot) and id(slot.family) in self.entwined:
                 self.session.unmerge(self.entwined[id(slot.family)][1])
 

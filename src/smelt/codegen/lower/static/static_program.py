@@ -17,6 +17,7 @@ import torch
 from smelt.codegen.lower.result import Lookup, StateName
 from smelt.codegen.lower.static.statics import Statics, needed, plain_signed, state_name
 from smelt.ir import STATE_OPS, Arg, Node, TensorType, Value
+from smelt.ir.nodes import fill_leaves
 from smelt.ops.convert import dummy_of, to_torch, type_of
 from smelt.ops.evaluate import constant
 from smelt.ops.registry import overload
@@ -105,9 +106,9 @@ class StaticProgram:
         known: list[Any] = []
 
         def fill(arg: Any) -> Any:
-            if isinstance(arg, At):
-                return known[arg.step][arg.result]
-            return [fill(a) for a in arg] if isinstance(arg, tuple) else to_torch(arg)
+            return fill_leaves(
+                arg, lambda leaf: known[leaf.step][leaf.result] if isinstance(leaf, At) else to_torch(leaf)
+            )
 
         with torch.no_grad():
             for step in self.steps:
