@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from smelt.ir import Arg, MemoryFormat, Node, Value
 from smelt.ops.catalogue.sharding.forming import Form, Parting, call_of, divided
-from smelt.ops.catalogue.sharding.terms import dims_arg, is_known, numbered, results, sizes_of, tensors
+from smelt.ops.catalogue.sharding.terms import aligned, dims_arg, is_known, numbered, results, sizes_of, tensors
 from smelt.ops.ranks.placements import Correspondence, Dim, Placement, Rule, Shard
 
 _FIRST = (frozenset((0,)),)
@@ -17,24 +17,20 @@ _BOTH = (frozenset((0, 1)),)
 
 def _scattered(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
     """One number put at places along a dimension: the others, where index and operand are as long."""
-    if not is_known(node):
+    found = aligned(node, call, "index")
+    if found is None:
         return None
-    had, index = sizes_of(call["self"]), sizes_of(call["index"])
-    at = dims_arg(call["dim"], len(had))
-    if at is None or len(had) != len(index):
-        return None
+    had, index, at = found
     dims = tuple(Dim(f"d{i}") if i not in at and had[i] == index[i] else None for i in range(len(had)))
     return Correspondence((dims, dims), (dims,))
 
 
 def _added(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
     """`index_add`: dimensions beside that of the places; a sum of both tensors."""
-    if not is_known(node):
+    found = aligned(node, call, "source")
+    if found is None:
         return None
-    had, source = sizes_of(call["self"]), sizes_of(call["source"])
-    at = dims_arg(call["dim"], len(had))
-    if at is None or len(had) != len(source):
-        return None
+    had, _, at = found
     dims = numbered(len(had), at)
     return Correspondence((dims, (None,) * len(sizes_of(call["index"])), dims), (dims,), linear=(frozenset((0, 2)),))
 

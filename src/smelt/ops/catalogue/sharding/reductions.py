@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from smelt.ir import Arg, Node, Value
-from smelt.ops.catalogue.sharding.terms import dims_arg, is_known, numbered, results, sizes_of, tensors
+from smelt.ops.catalogue.sharding.terms import aligned, dims_arg, is_known, numbered, results, sizes_of, tensors
 from smelt.ops.ranks.placements import Correspondence, Dim, Dims, Rule
 
 _FIRST = (frozenset((0,)),)
@@ -92,12 +92,10 @@ def _group_normed(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
 
 def _gathered(node: Node, call: Mapping[str, Arg]) -> Correspondence | None:
     """`gather`: where index and operand are as long, they go together."""
-    if not is_known(node):
+    found = aligned(node, call, "index")
+    if found is None:
         return None
-    had, index = sizes_of(call["self"]), sizes_of(call["index"])
-    at = dims_arg(call["dim"], len(had))
-    if at is None or len(had) != len(index):
-        return None
+    had, index, at = found
     own = tuple(None if i in at or had[i] != index[i] else Dim(f"d{i}") for i in range(len(had)))
     by_index = tuple(Dim(f"d{i}") if i in at else own[i] for i in range(len(had)))
     return Correspondence((own, by_index), (by_index,), linear=_FIRST)

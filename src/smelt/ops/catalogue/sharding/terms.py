@@ -59,6 +59,19 @@ def dims_arg(arg: Arg, rank: int) -> tuple[int, ...] | None:
     return found or tuple(range(rank))
 
 
+def aligned(
+    node: Node, call: Mapping[str, Arg], other: str
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
+    """Sizes of `self` and of another operand of as many dimensions, and the dimensions that `dim` names; None where
+    they are not known, or not as many.
+    """
+    if not is_known(node):
+        return None
+    had, beside = sizes_of(call["self"]), sizes_of(call[other])
+    at = dims_arg(call["dim"], len(had))
+    return None if at is None or len(had) != len(beside) else (had, beside, at)
+
+
 def said(name: str) -> LocalArguments:
     """A rule for an argument that names the first result's sizes."""
 
