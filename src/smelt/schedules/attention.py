@@ -9,25 +9,36 @@ step is what the search finds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 
-from smelt.ir import Arg, Graph, Node, TensorType, Value, parse
+from smelt.ir import Graph, Node, TensorType, Value, parse
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.evaluate import constant
 from smelt.ops.record import Trait
 from smelt.ops.sets import where
+from smelt.passes.attentions.attention_walk import (
+    BADDBMM,
+    CASTS,
+    MASKING,
+    PRODUCTS,
+    SCALING,
+    Step,
+    Steps,
+    climb,
+    name_of,
+    rank_of,
+    softmax_of,
+    steps_of,
+)
 from smelt.schedules.attend import FILLS, layout_of
 from smelt.scheduling import Match
 from smelt.scheduling.finding.forms import is_idle
 
-_MATMUL = ("aten.matmul.default", "aten.bmm.default")
-_EINSUM, _BADDBMM = "aten.einsum.default", "aten.baddbmm.default"
-_SOFTMAX = "aten.softmax.int"
-_CASTS = ("to", "_to_copy", "type_as", "float")
+_EINSUM = "aten.einsum.default"
 _VIEWS = where(Trait.TO_SIZES)
 MASKS = ("mask", "mask2")
 _MASKING = ("add", "sub", *FILLS)
@@ -96,9 +107,9 @@ class Spelling:
         if self.transposed:
             rows.append("%kt: tensor[?] = aten.transpose.int(%k, -2, -1)")
             key = "%kt"
-        if self.product == _BADDBMM:
+        if self.product == BADDBMM:
             free += ["%start: tensor[?]", "%beta: float", "%alpha: float"]
-            rows.append(f"%x0: tensor[?] = {_BADDBMM}(%start, %q, {key}, beta=%beta, alpha=%alpha)")
+            rows.append(f"%x0: tensor[?] = {BADDBMM}(%start, %q, {key}, beta=%beta, alpha=%alpha)")
         else:
             rows.append("%x0: tensor[?] = " + _product(self.product, self.equation, "%q", key, self.is_turned))
         for token in (*self.before, "", *self.after):
@@ -138,15 +149,14 @@ def spelling_of(node: Node) -> Spelling | str | None:
 
     None where there is no attention.
     """
-    found = _soft_of(node)
+    soft = softmax_of(node)
     if not is_attention(node):
         return None
-    if found is None:
+    if soft is None or soft.written == "_softmax":
         return "its softmax is not over the last axis, or in a form that is not known"
-    soft, source, dtype = found
-    if soft == "bare":
+    if soft.written == "bare":
         return "exp without the maximum subtracted first overflows where the operator does not"
-    down, up = _down(node), _up(source)
+    down, up = _down(node), _up(soft.source)
     if down is None or up is None:
         return "its spelling is not known, or its inside is used elsewhere"
     product, before = up
@@ -163,7 +173,7 @@ def spelling_of(node: Node) -> Spelling | str | None:
     if equation or mix:
         if any(token.startswith("split") for token in before):
             return "the program views its scores in sizes that the pattern does not know"
-        ranks = [_rank(value) for value in (*first, v)]
+        ranks = [rank_of(value) for value in (*first, v)]
         if None in ranks:
             return "sizes are not known without example inputs"
         a, b, c = (rank or 0 for rank in ranks)
@@ -172,15 +182,16 @@ def spelling_of(node: Node) -> Spelling | str | None:
             turned = layout_of(_in_order(equation, True), _in_order(mix, mixes_turned), (b, a, c))
             if not equation or turned is None:
                 return f"{equation or mix} is no product of attention"
+    dtype = "" if soft.dtype is None else f", {soft.dtype}"
     transposed = product.op != _EINSUM and _is_transpose(first[1])
     return Spelling(
-        product.op, equation, is_turned, transposed, before, soft, dtype, after, last.op, mix, mixes_turned
+        product.op, equation, is_turned, transposed, before, soft.written, dtype, after, last.op, mix, mixes_turned
     )  # fmt: skip
 
 
 def is_attention(softmax: Node) -> bool:
     """Whether something like attention is around a softmax: its result, perhaps cast or dropped out, is multiplied."""
-    if _soft_of(softmax) is None and not softmax.op.startswith(("aten.softmax.", "aten._softmax.")):
+    if softmax_of(softmax) is None and not softmax.op.startswith(("aten.softmax.", "aten._softmax.")):
         return False
     waiting, seen = [softmax], set[Node]()
     while waiting:
@@ -189,9 +200,9 @@ def is_attention(softmax: Node) -> bool:
             if not isinstance(user, Node) or user in seen:
                 continue
             seen.add(user)
-            if user.op in (*_MATMUL, _EINSUM):
+            if user.op in (*PRODUCTS, _EINSUM):
                 return True
-            if _name(user) in (*_CASTS, "dropout", "view", "reshape", "expand"):
+            if name_of(user) in (*CASTS, "dropout", "view", "reshape", "expand"):
                 waiting.append(user)
     return False
 
@@ -244,7 +255,7 @@ def _number_of(value: Value, graph: Graph) -> float | None:
         return float(node.args[0]) if isinstance(node.args[0], int | float) else None
     if node.op == "const":
         return float(constant(graph, node))
-    if _name(node) in _CASTS and isinstance(node.args[0], Value):
+    if name_of(node) in CASTS and isinstance(node.args[0], Value):
         return _number_of(node.args[0], graph)
     return None
 
@@ -269,7 +280,7 @@ def _why_not_masks(match: Match) -> str:
     beside = [value for value in (*given, match.bound.get("filler")) if isinstance(value, Value)]
     for node in match.nodes:
         operands = [value for value in node.operands() if value not in beside]
-        if len(operands) == len(list(node.operands())) or node.op in _MATMUL or len(operands) != 1:
+        if len(operands) == len(list(node.operands())) or node.op in PRODUCTS or len(operands) != 1:
             continue
         x, y = operands[0].type, node.results[0].type
         if not isinstance(x, TensorType) or not isinstance(y, TensorType) or None in (x.shape, y.shape):
@@ -277,53 +288,6 @@ def _why_not_masks(match: Match) -> str:
         if x.shape != y.shape:
             return "its mask makes the scores larger"
     return ""
-
-
-def _soft_of(node: Node) -> tuple[str, Value, str] | None:
-    """Of what stands for a softmax over the last axis: how it is written, what it is of, and the dtype it is in."""
-    if node.op == _SOFTMAX or (node.op == "aten.exp.default" and _maker(node.args[0], "aten.log_softmax.int")):
-        inner = node if node.op == _SOFTMAX else _maker(node.args[0], "aten.log_softmax.int")
-        assert inner is not None
-        source = inner.args[0]
-        if not isinstance(source, Value) or not _is_last(inner.args[1], source):
-            return None
-        given = inner.args[2] if len(inner.args) > 2 else inner.kwargs.get("dtype")
-        return "softmax" if inner is node else "log", source, "" if given is None else f", {given}"
-    e = _maker(node.args[0], "aten.exp.default") if node.op == "aten.div.Tensor" else None
-    total = _maker(node.args[1], "aten.sum.dim_IntList") if e is not None and len(node.args) == 2 else None
-    if e is None or total is None or total.args[0] is not e.result or not _sums_last(total):
-        return None
-    less = _maker(e.args[0], "aten.sub.Tensor")
-    if less is None or len(less.args) != 2:
-        return ("bare", e.args[0], "") if isinstance(e.args[0], Value) else None
-    source, most = less.args[0], _undetached(less.args[1])
-    if not isinstance(source, Value) or most is None or most.args[0] is not source:
-        return ("bare", source, "") if isinstance(source, Value) else None
-    if most.op == "aten.amax.default" and _sums_last(most):
-        return "amax", source, ""
-    if most.op == "aten.max.dim" and _is_last(most.args[1], source) and most.args[2:] == (True,):
-        return "max", source, ""
-    return None
-
-
-def _undetached(arg: object) -> Node | None:
-    node = arg.node if isinstance(arg, Value) else None
-    if node is not None and node.op == "aten.detach.default" and isinstance(node.args[0], Value):
-        return node.args[0].node
-    return node
-
-
-def _maker(arg: object, op: str) -> Node | None:
-    node = arg.node if isinstance(arg, Value) else None
-    return node if node is not None and node.op == op else None
-
-
-def _sums_last(node: Node) -> bool:
-    """Whether a reduction is over the last axis, which it keeps."""
-    axes, source = node.args[1], node.args[0]
-    axis = axes[0] if isinstance(axes, tuple) and len(axes) == 1 else None
-    keeps = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
-    return isinstance(source, Value) and _is_last(axis, source) and keeps is True and "dtype" not in node.kwargs
 
 
 def _down(softmax: Node) -> tuple[tuple[str, ...], Node, bool] | None:
@@ -339,76 +303,73 @@ def _down(softmax: Node) -> tuple[tuple[str, ...], Node, bool] | None:
             return None if len(pair) != 2 or pair[0] is pair[1] else (tuple(tokens), user, pair[1] is value)
         if user.args[0] is not value:
             return None
-        if user.op in _MATMUL:
+        if user.op in PRODUCTS:
             return tuple(tokens), user, False
-        if user.op == "aten.dropout.default" and "dropout" not in tokens:
-            tokens.append("dropout")
-        elif _name(user) in _CASTS and "cast" not in tokens:
-            tokens.append("cast")
-        elif user.op in _VIEWS and "view" not in tokens and _keeps_rows(user):
-            tokens.append("view")
-        else:
+        step = next((step for step in steps_of(user) if step.source is value), None)
+        token = None if step is None or step.kind not in ("same", "view", "dropout") else _token(step)
+        if token is None or token in tokens:
             return None
+        tokens.append(token)
         value = user.results[0]
 
 
 def _up(value: Value) -> tuple[Node, tuple[str, ...]] | None:
-    """From what a softmax is of to the product of q and k: the product, and what lies between, in program order."""
-    node = value.node
-    if node is None:
-        return None
-    if node.op in (*_MATMUL, _BADDBMM) or (node.op == _EINSUM and len(_operands(node)) == 2):
-        return node, ()
-    name, args = _name(node), node.args
-    if name in _CASTS and isinstance(args[0], Value):
-        return _extended(args[0], "cast")
-    if node.op in _VIEWS and isinstance(args[0], Value):
-        rank = _rank(value)
-        return _extended(args[0], f"view{rank}") if rank is not None and _keeps_rows(node) else None
-    if node.op in ("aten.mul.Tensor", "aten.div.Tensor") and len(args) == 2 and isinstance(args[0], Value):
-        if isinstance(args[1], int | float):
-            return _extended(args[0], name)
-        sides = args if name == "mul" else args[:1]
-        return _first(sides, name + "_by")
-    if node.op in ("aten.add.Tensor", "aten.sub.Tensor") and len(args) == 2 and isinstance(args[1], Value):
-        sides = args if name == "add" else args[:1]
-        return _first(sides, name)
-    ways = (_first((args[place],), token) for op, token, place in _FILLED if op == node.op)
-    return next(filter(None, ways), None)
-
-
-def _first(sides: Sequence[Arg], token: str) -> tuple[Node, tuple[str, ...]] | None:
-    """The way up from the first of these that leads to a product."""
-    return next((found for side in sides if isinstance(side, Value) and (found := _extended(side, token))), None)
-
-
-def _filled() -> Iterator[tuple[str, str, int]]:
-    """Each operator that fills, with its token and the position of what it fills."""
-    for token in FILLS:
-        op, _, arguments = _ROWS[token][0].partition("(")
-        yield op, token, arguments.removesuffix(")").split(", ").index("{x}")
-
-
-_FILLED = tuple(_filled())
-
-
-def _extended(value: Value, token: str) -> tuple[Node, tuple[str, ...]] | None:
-    found = _up(value)
+    """From what a softmax is of to the product of q and k: the product, and what lies between, in program order. A view
+    is told with how many axes it has.
+    """
+    found = climb(value, _fits, _is_first_product)
     if found is None:
         return None
-    product, tokens = found
-    masks = sum(other in _MASKING for other in tokens)
-    fills = sum(other in FILLS for other in tokens)
-    if token in _MASKING:
-        fits = masks < len(MASKS) and not (fills and token in FILLS)
-    elif token in ("mul", "div", "mul_by", "div_by"):
+    product, steps = found
+    tokens = []
+    for step in reversed(steps):
+        rank = rank_of(step.node.results[0]) if step.kind == "view" else None
+        tokens.append(f"{_token(step)}{'' if rank is None else rank}")
+    return product, tuple(tokens)
+
+
+def _is_first_product(node: Node, below: Steps) -> bool:
+    if node.op == BADDBMM:
+        return not any(step.kind in SCALING for step in below)
+    return node.op in PRODUCTS or (node.op == _EINSUM and len(_operands(node)) == 2)
+
+
+def _fits(step: Step, below: Steps) -> bool:
+    """Whether the pattern can have a step, beside those behind it."""
+    token = _token(step)
+    if token is None or step.kind == "dropout":
+        return False
+    if step.kind == "view":
+        return rank_of(step.node.results[0]) is not None and sum(other.kind == "view" for other in below) < 2
+    scaled = any(other.kind in SCALING for other in below)
+    if step.kind in SCALING:
+        return not scaled
+    if step.kind in MASKING:
         # A mask scaled afterwards is another mask.
-        fits = not masks and product.op != _BADDBMM and not any(t.startswith(("mul", "div")) for t in tokens)
-    elif token.startswith("view"):
-        fits = sum(t.startswith("view") for t in tokens) < 2
-    else:
-        fits = token not in tokens
-    return (product, (*tokens, token)) if fits else None
+        masks = [other for other in below if other.kind in MASKING]
+        return (
+            not scaled and len(masks) < len(MASKS) and not (token in FILLS and any(_token(m) in FILLS for m in masks))
+        )
+    return all(other.kind != step.kind for other in below)
+
+
+def _token(step: Step) -> str | None:
+    """A step's name in the pattern; None for one that it cannot have."""
+    node, kind = step.node, step.kind
+    match kind:
+        case "same":
+            return "cast" if name_of(node) in CASTS else None
+        case "view":
+            return "view" if node.op in _VIEWS and _keeps_rows(node) else None
+        case "dropout":
+            return kind
+        case "mul" | "div":
+            if not node.op.endswith(".Tensor"):
+                return None
+            return kind if isinstance(step.by, int | float) else f"{kind}_by"
+        case "add" | "sub":
+            return kind if len(node.args) == 2 and isinstance(step.by, Value) else None
+    return f"{kind}_by" if node.op.endswith((".Tensor", ".self")) else kind
 
 
 def _seen(tokens: tuple[str, ...], product: Node) -> tuple[str, ...] | None:
@@ -422,7 +383,7 @@ def _seen(tokens: tuple[str, ...], product: Node) -> tuple[str, ...] | None:
     first, last = places[0], places[-1] if len(places) == 2 else len(tokens)
     rank = int(tokens[first][4:])
     inside = all(first < i < last for i, token in enumerate(tokens) if token in _MASKING)
-    back = len(places) == 1 or int(tokens[last][4:]) == _rank(product.results[0])
+    back = len(places) == 1 or int(tokens[last][4:]) == rank_of(product.results[0])
     if not inside or not back or rank > _MOST_SIZES:
         return None
     return tuple(f"split{rank}" if i == first else "view" if i == last else t for i, t in enumerate(tokens))
@@ -447,13 +408,8 @@ def _operands(product: Node) -> tuple[Value, ...]:
     if product.op == _EINSUM:
         given = product.args[1]
         return tuple(v for v in given if isinstance(v, Value)) if isinstance(given, tuple) else ()
-    args = product.args[1:3] if product.op == _BADDBMM else product.args[:2]
+    args = product.args[1:3] if product.op == BADDBMM else product.args[:2]
     return tuple(arg for arg in args if isinstance(arg, Value))
-
-
-def _rank(value: Value) -> int | None:
-    type_ = value.type
-    return len(type_.shape) if isinstance(type_, TensorType) and type_.shape is not None else None
 
 
 def _keeps_rows(view: Node) -> bool:
@@ -467,11 +423,6 @@ def _keeps_rows(view: Node) -> bool:
     return len(before.sizes) > 2 and len(after.sizes) > 2 and before.sizes[-2:] == after.sizes[-2:]
 
 
-def _is_last(axis: object, of: Value) -> bool:
-    rank = _rank(of)
-    return axis == -1 or (rank is not None and axis == rank - 1)
-
-
 def _is_transpose(arg: object) -> bool:
     node = arg.node if isinstance(arg, Value) else None
     if node is None or node.op != "aten.transpose.int" or sum(node.result.users.values()) != 1:
@@ -480,8 +431,3 @@ def _is_transpose(arg: object) -> bool:
     rank = len(type_.shape) if isinstance(type_, TensorType) and type_.shape is not None else 0
     axes = {axis + rank if isinstance(axis, int) and axis < 0 else axis for axis in node.args[1:3]}
     return rank >= 2 and axes == {rank - 1, rank - 2}
-
-
-def _name(node: Node) -> str:
-    parts = node.op.split(".")
-    return parts[1] if len(parts) > 1 else node.op

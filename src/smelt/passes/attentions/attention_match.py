@@ -7,24 +7,33 @@ dtypes on the way are the operands' own (f32 besides, for the softmax of bf16).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, isfinite
 
-from smelt.ir import Arg, DType, Node, TensorType, Value
+from smelt.ir import DType, Node, TensorType, Value
 from smelt.ops.effects import effects
 from smelt.ops.lowering import GraphEmitter
 from smelt.ops.record import Trait
 from smelt.ops.sets import where
+from smelt.passes.attentions.attention_walk import (
+    BADDBMM,
+    MASKING,
+    PRODUCTS,
+    SCALING,
+    Step,
+    Steps,
+    climb,
+    softmax_of,
+    steps_of,
+)
 from smelt.passes.base import call_of
 from smelt.passes.matching import is_autocast, is_used_once, same_sizes, scalar_of, static_tensor
 
 # A finite number that replaces scores is taken for a number added to them if it swallows any score below 1e13.
 _SWALLOWS = -1e30
 _SAME = where(Trait.SAME_VALUES)
-_VIEWS = where(Trait.RESHAPES)
-_DROPOUT = "aten.dropout.default"
 _TRANSPOSES = where(Trait.PERMUTES) - {"aten.numpy_T.default"}  # which turns all dimensions
-_PRODUCTS = ("aten.matmul.default", "aten.bmm.default", "aten.mm.default")
+_PRODUCTS = (*PRODUCTS, "aten.mm.default")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +90,6 @@ def _turns(node: Node) -> bool:
     return sorted(d % rank for d in dims if isinstance(d, int)) == [rank - 2, rank - 1]
 
 
-@dataclass(frozen=True, slots=True)
-class _Walk:
-    """Where the search stands: the value to look at, and what was met so far."""
-
-    at: Value
-    scale: float = 1.0
-    masks: tuple[Mask, ...] = ()
-
-
 def find(root: Node) -> Spelled | None:
     """The attention that ends in a product, or None."""
     if root.op not in _PRODUCTS or is_autocast(root):
@@ -109,20 +109,37 @@ def find(root: Node) -> Spelled | None:
         )  # fmt: skip
 
     probabilities = _through(left, belongs)
-    softmax = probabilities.node
-    if softmax is None or not belongs(probabilities):
+    softmax = None if probabilities.node is None or not belongs(probabilities) else softmax_of(probabilities.node)
+    if softmax is None or softmax.written not in ("softmax", "_softmax"):
         return None
-    scores = _softmaxed(softmax)
-    if scores is None or static_tensor(scores) is None:
+    type_ = static_tensor(probabilities)
+    if type_ is None or len(type_.sizes) < 2 or static_tensor(softmax.source) is None:
         return None
-    found = _scores(_Walk(scores), belongs)
+
+    def fits(step: Step, below: Steps) -> bool:
+        result = step.node.results[0]
+        if not belongs(result):
+            return False
+        if step.kind not in MASKING and step.kind not in SCALING:
+            return _is_same(step)
+        if not _keeps_sizes(step.source, result):
+            return False
+        # A mask that is scaled afterwards is another mask.
+        return _factor(step) is not None if step.kind in SCALING else _mask(step) is not None and _scale(below) == 1.0
+
+    def ends(node: Node, below: Steps) -> bool:
+        if node.op not in (*_PRODUCTS, BADDBMM) or not belongs(node.result):
+            return False
+        return node.op in _PRODUCTS or _added(node, below) is not None
+
+    found = climb(softmax.source, fits, ends)
     if found is None:
         return None
-    walk, product = found
-    return _finished(root, product, scores, right, walk)
+    product, steps = found
+    return _finished(root, product, softmax.source, right, steps)
 
 
-def _finished(root: Node, product: Node, scores: Value, value: Value, walk: _Walk) -> Spelled | None:
+def _finished(root: Node, product: Node, scores: Value, value: Value, steps: Steps) -> Spelled | None:
     call = call_of(product)
     query = call.get("self") if product.op in _PRODUCTS else call["batch1"]
     key = call.get("other", call.get("mat2", call.get("batch2")))
@@ -132,68 +149,45 @@ def _finished(root: Node, product: Node, scores: Value, value: Value, walk: _Wal
     types = [static_tensor(v) for v in (query, key, value)]
     if any(t is None or t.dtype is not out.dtype or len(t.sizes) < 2 for t in types):
         return None
-    if not isfinite(walk.scale) or walk.scale <= 0:
+    scale, masks = _scale(steps), [mask for step in steps if step.kind in MASKING and (mask := _mask(step)) is not None]
+    if product.op == BADDBMM:
+        added = _added(product, steps)
+        assert added is not None
+        scale *= added[0]
+        masks += added[1]
+    if not isfinite(scale) or scale <= 0:
         return None
     # Queries that were scaled stay so: scaled scores overflow where the scores of scaled queries do not.
-    return Spelled(root, product, scores, query, key, value, walk.scale, walk.masks)
+    return Spelled(root, product, scores, query, key, value, scale, tuple(masks))
 
 
 def _through(value: Value, belongs: Callable[[Value], bool]) -> Value:
     """Up through copies, casts, dropout that is off, and views that keep the last two dimensions."""
     while belongs(value):
-        node = value.node
-        assert node is not None
-        source = next(node.operands(), None)
-        if source is None or not _is_same(node, source):
+        assert value.node is not None
+        step = next(filter(_is_same, steps_of(value.node)), None)
+        if step is None:
             break
-        value = source
+        value = step.source
     return value
 
 
-def _is_same(node: Node, source: Value) -> bool:
+def _is_same(step: Step) -> bool:
+    """Whether a step changes nothing but the dtype, and sizes before the last two."""
+    node = step.node
     if len(node.results) != 1:
         return False
-    before, after = static_tensor(source), static_tensor(node.result)
+    before, after = static_tensor(step.source), static_tensor(node.result)
     if before is None or after is None:
         return False
-    if node.op == _DROPOUT:
-        return not effects(node).rng
-    if node.op in _SAME:
-        return same_sizes(before.sizes, after.sizes)
-    return node.op in _VIEWS and len(before.sizes) >= 2 and same_sizes(before.sizes[-2:], after.sizes[-2:])
-
-
-def _softmaxed(node: Node) -> Value | None:
-    """What a softmax over the last dimension is taken of."""
-    if node.op not in ("aten.softmax.int", "aten._softmax.default"):
-        return None
-    call = call_of(node)
-    x, dim, type_ = call["self"], call["dim"], static_tensor(node.result)
-    if not isinstance(x, Value) or type_ is None or len(type_.sizes) < 2 or dim not in (-1, len(type_.sizes) - 1):
-        return None
-    return x
-
-
-def _scores(walk: _Walk, belongs: Callable[[Value], bool]) -> tuple[_Walk, Node] | None:
-    """Up from a softmax's operand to the product of queries and keys, over masks and then a scale."""
-    at = _through(walk.at, belongs)
-    if not belongs(at):
-        return None
-    node = at.node
-    assert node is not None
-    if node.op in _PRODUCTS:
-        return walk, node
-    if node.op == "aten.baddbmm.default":
-        return _product_and_mask(walk, node)
-    for source, mask in _masked(node):
-        if walk.scale == 1.0 and static_tensor(source) is not None and _keeps_sizes(source, at):
-            found = _scores(replace(walk, at=source, masks=(*walk.masks, mask)), belongs)
-            if found is not None:
-                return found
-    factor = _factor(node)
-    if factor is not None and _keeps_sizes(factor[0], at):
-        return _scores(replace(walk, at=factor[0], scale=walk.scale * factor[1]), belongs)
-    return None
+    match step.kind:
+        case "dropout":
+            return not effects(node).rng
+        case "same":
+            return node.op in _SAME and same_sizes(before.sizes, after.sizes)
+        case "view":
+            return len(before.sizes) >= 2 and same_sizes(before.sizes[-2:], after.sizes[-2:])
+    return False
 
 
 def _keeps_sizes(source: Value, result: Value) -> bool:
@@ -201,61 +195,48 @@ def _keeps_sizes(source: Value, result: Value) -> bool:
     return before is not None and after is not None and same_sizes(before.sizes, after.sizes)
 
 
-def _product_and_mask(walk: _Walk, node: Node) -> tuple[_Walk, Node] | None:
-    """baddbmm: alpha scales the product, beta the mask that it is added to."""
+def _added(node: Node, below: Steps) -> tuple[float, list[Mask]] | None:
+    """baddbmm: alpha scales the product, beta the mask that it is added to. The scale, and the mask if there is one."""
     call = call_of(node)
     alpha, beta, mask = call["alpha"], call["beta"], call["self"]
     type_ = static_tensor(node.result)
     if not isinstance(alpha, (int, float)) or not isinstance(mask, Value) or type_ is None:
         return None
-    scaled = replace(walk, scale=walk.scale * float(alpha))
     if beta == 0:
-        return scaled, node
-    if beta != 1 or walk.scale != 1.0:
-        return None
-    return replace(scaled, masks=(*walk.masks, Mask(mask, type_))), node
+        return float(alpha), []
+    return (float(alpha), [Mask(mask, type_)]) if beta == 1 and _scale(below) == 1.0 else None
 
 
-def _masked(node: Node) -> list[tuple[Value, Mask]]:
-    """The ways in which a node may be scores with a mask: what is masked, and the mask."""
-    call = call_of(node)
-    type_ = static_tensor(node.result)
+def _mask(step: Step) -> Mask | None:
+    """The mask of a step that masks exactly as one that is added does, or one that puts a number in the place."""
+    type_ = static_tensor(step.node.result)
     if type_ is None:
-        return []
-    match node.op:
-        case "aten.add.Tensor":
-            pair = (call["self"], call["other"])
-            orders = (pair, pair[::-1]) if call["alpha"] == 1 else ()
-            return [(a, Mask(b, type_)) for a, b in orders if isinstance(a, Value) and isinstance(b, Value)]
-        case "aten.masked_fill.Scalar" | "aten.masked_fill.Tensor":
-            return _filled(call["self"], call["mask"], call["value"], type_, True)
-        case "aten.where.self" | "aten.where.ScalarOther" | "aten.where.ScalarSelf":
-            a, b = call["self"], call["other"]
-            return _filled(a, call["condition"], b, type_, False) or _filled(b, call["condition"], a, type_, True)
-    return []
-
-
-def _filled(scores: Arg, mask: Arg, fill: Arg, kind: TensorType, fills_where_set: bool) -> list[tuple[Value, Mask]]:
-    number, type_ = scalar_of(fill), static_tensor(mask)
-    if number is None or type_ is None or type_.dtype is not DType.BOOL or not isinstance(scores, Value):
-        return []
-    assert isinstance(mask, Value)
-    if not (number == -inf or number <= _SWALLOWS):
-        return []
-    return [(scores, Mask(mask, kind, number, fills_where_set))]
-
-
-def _factor(node: Node) -> tuple[Value, float] | None:
-    """What a node multiplies by a number above 0, and the number."""
-    call = call_of(node)
-    is_product = node.op in ("aten.mul.Tensor", "aten.mul.Scalar")
-    if not is_product and node.op not in ("aten.div.Tensor", "aten.div.Scalar"):
         return None
-    pairs = [(call["self"], call["other"])]
-    if is_product:
-        pairs.append((call["other"], call["self"]))
-    for value, number in pairs:
-        factor = scalar_of(number)
-        if isinstance(value, Value) and factor is not None and factor > 0 and isfinite(factor):
-            return value, factor if is_product else 1.0 / factor
-    return None
+    if step.kind == "add":
+        return Mask(step.by, type_) if isinstance(step.by, Value) else None
+    if step.kind == "sub":
+        return None
+    number, mask = scalar_of(step.fill), static_tensor(step.by)
+    if number is None or mask is None or mask.dtype is not DType.BOOL:
+        return None
+    assert isinstance(step.by, Value)
+    if not (number == -inf or number <= _SWALLOWS):
+        return None
+    return Mask(step.by, type_, number, step.kind != "where")
+
+
+def _factor(step: Step) -> float | None:
+    """The number above 0 that a step multiplies by."""
+    factor = scalar_of(step.by)
+    if factor is None or factor <= 0 or not isfinite(factor):
+        return None
+    return factor if step.kind == "mul" else 1.0 / factor
+
+
+def _scale(steps: Steps) -> float:
+    """What all factors of some steps come to."""
+    scale = 1.0
+    for step in steps:
+        factor = _factor(step) if step.kind in SCALING else None
+        scale *= 1.0 if factor is None else factor
+    return scale
