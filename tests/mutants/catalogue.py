@@ -202,8 +202,8 @@ PASSES = (
     Mutant(
         "attention: divided scores",
         "passes/attentions/attention_match.py",
-        "return value, factor if is_product else 1.0 / factor",
-        "return value, factor",
+        'return factor if step.kind == "mul" else 1.0 / factor',
+        "return factor",
         "scores divided by sqrt(d) are multiplied by it",
         (f"{_PATTERNS}::test_golden",),
     ),
@@ -226,8 +226,8 @@ PASSES = (
     Mutant(
         "attention: mask before the scale",
         "passes/attentions/attention_match.py",
-        "if walk.scale == 1.0 and static_tensor(source) is not None and _keeps_sizes(source, at):",
-        "if static_tensor(source) is not None and _keeps_sizes(source, at):",
+        "else _mask(step) is not None and _scale(below) == 1.0",
+        "else _mask(step) is not None",
         "a mask that was added before the scores were scaled is added unscaled",
         (f"{_PATTERNS}::test_what_is_no_attention",),
     ),
