@@ -186,7 +186,7 @@ class Functions(Assignments):
 class Item(ast.stmt):
     """One more item of a comprehension; stands in trees that this package makes."""
 
-    comprehension: Any
+    comprehension: object
 
 
 def _as_loop(node: Any, kind: str) -> ast.stmt:

@@ -100,7 +100,7 @@ def store_attribute(rt: Runtime, at: int, v: object, o: object, name: str) -> No
 
 def choose(rt: Runtime, at: int, test: object, then: Thunk, orelse: Thunk, held: State) -> object:
     """`then() if test else orelse()` where an arm rebinds variables: a statement with one variable more, the value."""
-    result: Any = UNDEF
+    result: object = UNDEF
     names, get, set = held
 
     def first() -> None:
@@ -156,8 +156,8 @@ class arguments:
 
     def __init__(self, fn: Any) -> None:
         self._fn = fn
-        self._args: list[Any] = []
-        self._kwargs: dict[str, Any] = {}
+        self._args: list[object] = []
+        self._kwargs: dict[str, object] = {}
 
     def plain(self, *values: object) -> arguments:
         self._args.extend(values)
@@ -207,7 +207,9 @@ def iterated(rt: Runtime, iterable: Any) -> object:
     return iter(iterable) if rt is PLAIN else iterable
 
 
-_CONSUMERS: Final[dict[str, Any]] = {f.__name__: f for f in (any, all, sum, min, max, list, tuple, sorted, dict, set)}
+_CONSUMERS: Final[dict[str, object]] = {
+    f.__name__: f for f in (any, all, sum, min, max, list, tuple, sorted, dict, set)
+}
 
 
 def consume(

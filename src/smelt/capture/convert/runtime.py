@@ -123,7 +123,7 @@ _COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
     "in": lambda item, c: item in c,
     "not in": lambda item, c: item not in c,
 }
-_CONVERT: Mapping[str, Callable[[Any], str]] = {"s": str, "r": repr, "a": ascii}
+_CONVERT: Mapping[str, Callable[[object], str]] = {"s": str, "r": repr, "a": ascii}
 
 
 class PlainRuntime:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from typing import Any
 
 from smelt.capture.convert.builder import HELPERS, NO_ARGUMENTS, Within
 from smelt.capture.convert.functions import Functions
@@ -30,7 +29,7 @@ class Statements(Functions):
         """Statements in the form that `Structure` gives."""
         for node in statements:
             self.stand_at(node)
-            method: Callable[[Any], None] = getattr(self, f"_do_{type(node).__name__}")
+            method: Callable[[object], None] = getattr(self, f"_do_{type(node).__name__}")
             method(node)
 
     def statements_thunk(self, name: str, statements: list[ast.stmt], args: ast.arguments = NO_ARGUMENTS) -> ast.expr:

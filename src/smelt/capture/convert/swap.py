@@ -134,7 +134,7 @@ def _resolve(
     seen: set[int],
 ) -> None:
     """Follows a qualified name up to the first function in it."""
-    value: Any = None
+    value: object = None
     for part in qualname.partition(_LOCALS)[0].split("."):
         if part not in names:
             return

@@ -17,7 +17,7 @@ from smelt.ir import size_terms as terms
 from smelt.ir.size_numbers import Size, SizeFloat
 from smelt.ops.python.python_ops import python_op
 
-_PLAIN: dict[str, Callable[..., Any]] = {
+_PLAIN: dict[str, Callable[..., object]] = {
     "py.add": operator.add, "py.sub": operator.sub, "py.mul": operator.mul, "py.neg": operator.neg,
     "py.pos": operator.pos,
 }  # fmt: skip

@@ -136,9 +136,9 @@ class Emitter:
         key = ("size", p)
         if key in known:
             return known[key]
-        total: Any = None
+        total: object = None
         for monomial, coefficient in sorted(p, key=lambda t: (t[1] < 0, not t[0], -len(t[0]), t[0])):
-            product: Any = None
+            product: object = None
             for index in monomial:
                 factor = self.atom(index, known)
                 product = factor if product is None else self._py("py.mul", (product, factor), known)
@@ -162,7 +162,7 @@ class Emitter:
         if key in known:
             return known[key]
         atom = cast(Any, self.trace.atoms[index])
-        found: Any
+        found: object
         match atom:
             case Symbol(name=name):
                 if index in self.trace.known_floats:

@@ -181,7 +181,7 @@ def _numbers(found: Symbols, spec: Spec, arguments: Arguments, taken: set[str]) 
 def _fake(
     found: Symbols, tensor: torch.Tensor, number: int, asked: Mapping[int, Free], fakes: FakeTensors, taken: set[str]
 ) -> torch.Tensor:
-    sizes: list[Any] = list(tensor.shape)
+    sizes: list[object] = list(tensor.shape)
     letters = _AXES.get(tensor.dim(), ())
     for dim, free in sorted(asked.items()):
         if free.only is not None:

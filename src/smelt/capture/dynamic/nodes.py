@@ -251,7 +251,7 @@ SizeNode.str = SizeNode._graph_repr  # type: ignore[attr-defined]
 
 
 def _is_dense(sizes: list[Any], strides: list[object], order: Sequence[int]) -> bool:
-    expected: Any = 1
+    expected: object = 1
     for i in order:
         if sizes[i] == 1:
             continue
@@ -265,7 +265,7 @@ def _is_dense(sizes: list[Any], strides: list[object], order: Sequence[int]) -> 
 
 def _is_ordered(sizes: list[Any], strides: list[Any], order: Sequence[int]) -> bool:
     """Strides grow along an order, as torch asks of channels-last ones."""
-    least: Any = 0
+    least: object = 0
     if strides[1] == 0:
         return False
     for i in order:

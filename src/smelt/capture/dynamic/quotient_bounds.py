@@ -25,7 +25,7 @@ class Computed:
     op: str
     operands: tuple[Expr, ...]
     are_float: tuple[bool, ...]
-    literals: tuple[Any, ...] = ()
+    literals: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 def _steps(sizes: Sequence[Any]) -> list[Any] | None:
     """Row-major strides; None where a size may be 0."""
     found: list[Any] = []
-    step: Any = 1
+    step: object = 1
     for size in reversed(sizes):
         found.append(step)
         if (size.trace.bounds(size.poly)[0] if is_symbolic(size) else size) < 1:

@@ -56,7 +56,7 @@ class Held:
 
     value: Any
     place: str
-    step: tuple[str, Any]
+    step: tuple[str, object]
     holder: int
     before: Contents
     after: Contents
@@ -170,7 +170,7 @@ class ArgumentHeap:
 
     def _walk(self) -> None:
         args, kwargs = self.roots
-        todo: list[tuple[Any, str, tuple[str, Any], int]] = [(kwargs, "kwargs", ("item", 1), -1)]
+        todo: list[tuple[object, str, tuple[str, object], int]] = [(kwargs, "kwargs", ("item", 1), -1)]
         todo.append((args, "args", ("item", 0), -1))
         while todo:
             value, place, step, holder = todo.pop()

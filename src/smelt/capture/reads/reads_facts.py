@@ -116,7 +116,7 @@ class Store(NamedTuple):
 
     cls: the class whose attribute it is, where it is one."""
 
-    space: Mapping[str, Any]
+    space: Mapping[str, object]
     key: str
     before: Any
     name: str
@@ -132,7 +132,7 @@ class Store(NamedTuple):
 class Change(NamedTuple):
     """A place that holds something else after the run. spot: what tells it from others, which may have its name."""
 
-    spot: tuple[int, Any]
+    spot: tuple[int, object]
     name: str
     before: Any
     after: Any
@@ -436,7 +436,7 @@ def _codes(member: object) -> Iterator[types.CodeType]:
 
 def changes_of(roots: Roots) -> list[Change]:
     """What the run left different in the objects it reached."""
-    changes: dict[tuple[int, Any], Change] = {}
+    changes: dict[tuple[int, object], Change] = {}
 
     def note(spot: tuple[int, object], name: str, before: object, after: object, site: Site | None) -> None:
         changes.setdefault(spot, Change(spot, name, before, after, site))

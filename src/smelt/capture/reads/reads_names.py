@@ -29,7 +29,9 @@ class NamedReads:
     """Chains of names that a run's code has, as far as they were followed."""
 
     def __init__(self) -> None:
-        self._unresolved: list[tuple[Chain, Site, Any, int]] = []  # chains cut short: the module, the place in the path
+        self._unresolved: list[
+            tuple[Chain, Site, object, int]
+        ] = []  # chains cut short: the module, the place in the path
 
     def follow_import(self, roots: Roots, chain: Chain, site: Site) -> None:
         """Read a module that code imports, and what it names of it."""

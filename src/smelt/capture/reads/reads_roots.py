@@ -100,7 +100,7 @@ class Roots:
         self.new_state: State | None = None  # where all that the run changed could be state
         self.rooted: dict[int, Reached] = {}
         self.raw: list[RawRead] = []
-        self.seen: set[tuple[Any, str]] = set()
+        self.seen: set[tuple[object, str]] = set()
         self.modules: list[tuple[torch.nn.Module, Site | None]] = []
         self.written: dict[tuple[int, str], tuple[Any, str, Any, Site | None]] = {}
         self.copies: dict[int, tuple[Any, Any, Site | None]] = {}
@@ -117,7 +117,7 @@ class Roots:
         self._names: set[str] = set()  # that code which has run names
         self._texts: set[str] = set()  # those that it may ask for with `getattr`
         self._classes: set[type] = set()  # whose descriptors are reached
-        self.held_modules: dict[int, tuple[ModuleType, dict[str, Any], Site | None]] = {}  # with what they held
+        self.held_modules: dict[int, tuple[ModuleType, dict[str, object], Site | None]] = {}  # with what they held
         self._locks: list[tuple[object, Site | None, bool]] = []  # whether code names it there
         self._loaded: list[tuple[Site, frozenset[str]]] = []  # where code asks what is imported, and what was
         self._holders: dict[int, list[FrameType]] = {}  # calls of functions that name one, by code
@@ -130,7 +130,7 @@ class Roots:
         self.opened: frozenset[int] = frozenset()  # of the arguments' objects, those known by structure
         self._met_outside: set[int] = set()  # those that the run reached from elsewhere, too
         self.passed: set[int] = set()  # those and tensor arguments: other objects at the next call
-        self.executed: dict[int, tuple[CodeType, dict[str, Any]]] = {}
+        self.executed: dict[int, tuple[CodeType, dict[str, object]]] = {}
         self.patches = ClassPatches(self.seen, self._on_read, self._on_write)
         self._nested: set[int] = set()
         self._named = NamedReads()

@@ -89,12 +89,12 @@ def _asking() -> dict[int, Setting]:
     return found
 
 
-_KEPT: list[Any] = []
+_KEPT: list[object] = []
 
 
 def _named(name: str) -> Any:
     module, _, rest = name.partition(".")
-    found: Any = sys.modules.get(module)
+    found: object = sys.modules.get(module)
     for part in rest.split("."):
         found = getattr(found, part, None)
     return found

@@ -70,7 +70,7 @@ class OpInfo:
     undeclared: Callable[[Sequence[object], dict[str, object]], tuple[Written, ...]] | None
     shares: int
     may_share: bool
-    sized_by: Callable[[OpArgs, OpKwargs], Sequence[Any]] | None
+    sized_by: Callable[[OpArgs, OpKwargs], Sequence[object]] | None
     raises: bool = False
     is_collective: bool = False
 

@@ -117,13 +117,13 @@ class Recorder:
     drew_for_cache: bool = False
     kept: dict[Slot, tuple[int, StateSlot]] = field(default_factory=dict)
     spent: Spent = field(default_factory=Spent)
-    leaves: dict[int, tuple[torch.Tensor, Any]] = field(default_factory=dict)
+    leaves: dict[int, tuple[torch.Tensor, object]] = field(default_factory=dict)
     unset: dict[int, torch.Tensor] = field(default_factory=dict)
     bare: frozenset[int] | None = None
     lent: LentMemory = field(default_factory=LentMemory)
     _dtype: torch.dtype = field(default_factory=default_dtype)
     regions: Regions = field(default_factory=Regions)
-    _modes: dict[Any, Modes] = field(default_factory=dict)
+    _modes: dict[object, Modes] = field(default_factory=dict)
     _slots: dict[int, Slot] = field(default_factory=dict)
     _kinds: dict[type, int] = field(
         default_factory=lambda: {torch.Tensor: _TENSOR, torch.nn.Parameter: _TENSOR, list: _LIST, tuple: _LIST}
@@ -287,7 +287,7 @@ class Recorder:
             self._lift(args[0], operands[0])
         family = self._family(info, noted, operands, tainted)
         if not info.result_count:
-            results: tuple[Any, ...] = ()
+            results: tuple[object, ...] = ()
         elif info.result_count == 1:
             results = (self._define(result, family),)
         else:

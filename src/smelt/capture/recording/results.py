@@ -54,7 +54,7 @@ class Result(Flattener):
         self._numbers: dict[int, int] = {}
         self._met_again: set[int] = set()
         # An id means an object for as long as that lives, and what a registered class comes apart into may not.
-        self._keep: list[Any] = []
+        self._keep: list[object] = []
 
     def result(self, value: object) -> Tree:
         """The structure of a result."""

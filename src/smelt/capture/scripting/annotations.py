@@ -37,7 +37,7 @@ from smelt.ir import (
 
 TENSOR = TensorType(DType.UNKNOWN, None)
 """A tensor of which nothing is known."""
-_PLAIN: dict[Any, Type] = {
+_PLAIN: dict[object, Type] = {
     int: INT, float: FLOAT, bool: BOOL, complex: COMPLEX, str: STR, None: NONE, type(None): NONE,
     torch.dtype: ScalarType("dtype"), torch.device: ScalarType("device"),
 }  # fmt: skip
@@ -133,7 +133,7 @@ def _fields_of(cls: type) -> Any:
     if hasattr(cls, "__dataclass_fields__"):
         hints, names = _hints(cls), list(cls.__dataclass_fields__)
         return Fields(cls, names, [type_of_annotation(hints.get(n, Any)) for n in names])
-    bare: dict[type, Any] = {list: ListType(TENSOR), dict: DictType(STR, TENSOR)}
+    bare: dict[type, object] = {list: ListType(TENSOR), dict: DictType(STR, TENSOR)}
     return bare.get(cls)
 
 

@@ -62,7 +62,7 @@ def joined(session: ScriptSession, fn: FunctionType, arguments: object, run: Cal
 
 def _as_region(session: ScriptSession, key: object, arguments: object, run: Callable[[], Any]) -> tuple[object] | None:
     """The call's value, in a tuple; None where its ways cannot be one, and nothing was done."""
-    held: list[Any] = [None]
+    held: list[object] = [None]
 
     def body() -> None:
         session.calls.append(Call(key, len(session.regions), True))

@@ -134,7 +134,7 @@ class ScriptMerger(Merger):
         known = [item for v in (a, b) if class_of(v) is None for item in v]
         if not isinstance(type_, ListType) or not all(map(_is_simple, known)):
             return self._fail("tuples of other lengths meet")
-        parts: list[Any] = [
+        parts: list[object] = [
             Listed([self.session.encode(i) for i in v], type_) if class_of(v) is None else slot_of(v) for v in (a, b)
         ]
         found = ScalarSlot(type_, (DEAD,) * WORLDS)
@@ -158,7 +158,7 @@ class ScriptMerger(Merger):
             return NotImplemented
         if type_ is None or any(type(v) is list and self.session.is_outer(v) for v in (a, b)):
             return NotImplemented
-        parts: list[Any] = [slot_of(v) if is_staged(v) else self._listed(v) for v in (a, b)]
+        parts: list[object] = [slot_of(v) if is_staged(v) else self._listed(v) for v in (a, b)]
         found = ScalarSlot(type_, (DEAD,) * WORLDS)
         self._yield(parts[0], parts[1], found)
         return wrap(found)

@@ -120,7 +120,7 @@ class Parameters:
         """The same, by the parameter that keeps each, and its number where that keeps several."""
         found: dict[str, Any] = {}
         names = [*self.signature.parameters, "args"]
-        pending: list[tuple[str, Any]] = [(names[min(i, len(names) - 1)], p) for i, p in enumerate(self.positional)]
+        pending: list[tuple[str, object]] = [(names[min(i, len(names) - 1)], p) for i, p in enumerate(self.positional)]
         pending += [*self.named.items(), *((name, Constant(value)) for name, value in self.kept.items())]
         while pending:
             name, part = pending.pop()
@@ -164,7 +164,7 @@ class Parameters:
 
     def make(self, session: ScriptSession) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of one run; each optional one is asked for first."""
-        chosen: dict[int, Any] = {}
+        chosen: dict[int, object] = {}
         return (
             tuple(self._value(session, p, chosen) for p in self.positional),
             {name: self._value(session, p, chosen) for name, p in self.named.items()},
@@ -200,8 +200,8 @@ class Parameters:
         except TypeError as unfit:
             raise self._unfit(str(unfit)) from None
         bound.apply_defaults()
-        given: list[tuple[str, Any]] = []
-        by_name: dict[str, Any] = {}
+        given: list[tuple[str, object]] = []
+        by_name: dict[str, object] = {}
         for name, value in bound.arguments.items():
             kind = self.signature.parameters[name].kind
             if kind is inspect.Parameter.VAR_POSITIONAL:
@@ -338,7 +338,7 @@ def parameters_of(
     given = [_bound(signature, *example) for example in examples]
     positional: list[Parameter] = []
     named: dict[str, Parameter] = {}
-    kept: dict[str, Any] = {}
+    kept: dict[str, object] = {}
     takes_any = any(p.kind == p.VAR_POSITIONAL for p in signature.parameters.values())
     optionals = sum(_is_optional(p) for p in signature.parameters.values())
     unread = _unread(code)
@@ -458,7 +458,7 @@ def _choice(name: str, several: Sequence[Alternative]) -> Choice:
 
 
 def _with_leaves(name: str, fields: Fields) -> Fields:
-    parts: list[Any] = []
+    parts: list[object] = []
     for field_name, part in zip(fields.names, fields.parts, strict=True):
         inner = f"{name}_{field_name}"
         parts.append(_with_leaves(inner, part) if isinstance(part, Fields) else Leaf(inner, part or TENSOR))

@@ -71,8 +71,8 @@ class Marks:
     """What stands for staged values in calls of torch's."""
 
     def __init__(self) -> None:
-        self.slots: dict[Any, ScalarSlot] = {}
-        self._known: dict[int, Any] = {}
+        self.slots: dict[object, ScalarSlot] = {}
+        self._known: dict[int, object] = {}
         self._keep: list[ScalarSlot] = []
         self._dtypes = 0
         self.numbers: set[ScalarSlot] = set()
@@ -363,7 +363,7 @@ class ScriptRecorder(FakeRecorder):
 
     def _on_fakes(self, overload: Overload, info: OpInfo, args: Sequence[object], kwargs: dict[str, object]) -> Any:
         """Types and results on fake tensors, None where these cannot tell. Raises: what eager would for these."""
-        back: dict[int, Any] = {}
+        back: dict[int, object] = {}
         own = [self.in_world(a, 0, back) for a in args]
         named = {k: self.in_world(v, 0, back) for k, v in kwargs.items()}
         try:

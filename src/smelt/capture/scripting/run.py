@@ -257,7 +257,7 @@ def _scripted(
 
 def entry_of(fn: Callable[..., object]) -> tuple[FunctionType, object]:
     """The Python function that a program starts with, and what it is bound to. Raises: CaptureError (S0106)."""
-    target: Any = fn
+    target: object = fn
     if isinstance(fn, torch.nn.Module):
         target = fn.forward
     owner = target.__self__ if isinstance(target, MethodType) else None

@@ -449,7 +449,7 @@ class ScriptRuntime(StagingRuntime):
         _use(session, *parts)
         if not any(isinstance(p, StagedObject) and not isinstance(slot_of(p).type, TupleType) for p in parts):
             return super().display(at, is_list, *(p if type(p) is tuple else self.iterate(at, p) for p in parts))
-        whole: Any = None
+        whole: object = None
         for part in parts:
             is_open = isinstance(part, StagedObject) and not isinstance(slot_of(part).type, TupleType)
             items = session.taken_in(part) if is_open else list(self.iterate(at, part))

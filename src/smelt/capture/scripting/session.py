@@ -128,11 +128,11 @@ class ScriptSession(Session):
         super().__init__(None, lambda code: False, roots, scope)
         self.recorder = ScriptRecorder(roots, scope, self)
         self.assumable: dict[Slot, str] = {}
-        self.defaults: dict[Slot, Any] = {}
+        self.defaults: dict[Slot, object] = {}
         self.params: dict[Slot, tuple[str, Span]] = {}
         self.refusals: list[Refused] = []
         self.internal: Exception | None = None
-        self.condition: Any = None
+        self.condition: object = None
         self.merged: dict[int, tuple[Any, Any, Any]] = {}
         self.functions: Any = None
         self.list_of: Any = None
@@ -151,7 +151,7 @@ class ScriptSession(Session):
         self.held: set[Slot] = set()
         self.given: dict[int, Any] = {}
         # Iterators from outside, by id: what takes an item of one takes it for good.
-        self.iterators: Mapping[int, Any] = {}
+        self.iterators: Mapping[int, object] = {}
         self.most_recursion = 20
         # How often one call from outside came as deep, and how often it may: where each level calls twice, ways double.
         self.too_deep, self.most_ends = 0, 32

@@ -98,7 +98,7 @@ class Recording:
         names_of_fakes()
         self.recorder = FakeRecorder(roots, scope, self._session)
         self.size_trace: CaptureTrace | None = None
-        self.size_slots: dict[Any, SizeSlot] = {}
+        self.size_slots: dict[object, SizeSlot] = {}
         self.streams = (sys.stdout, sys.stderr)
         self.showing = showing()
         self.reruns, self.has_caught = native is not None and native.reruns, False
@@ -114,7 +114,7 @@ class Recording:
         self.peeled: dict[object, int] = {}
         self.whole: set[object] = set()
         self.trials: frozenset[str] = frozenset()
-        self.cached: dict[Any, tuple[Any, Any]] = {}  # what caches gave for sizes that are free
+        self.cached: dict[object, tuple[object, object]] = {}  # what caches gave for sizes that are free
         # The branches before which dictionaries were staged.
         self.staged_at: list[object] = []
         self.rolled: set[object] = set()
@@ -122,13 +122,13 @@ class Recording:
         self.refused: list[BaseException] = []
         self.raised: list[BaseException] = []
         # Why, and of which two, a value of a branch is.
-        self.sides_of: dict[Slot, tuple[object, Any, Any]] = {}
+        self.sides_of: dict[Slot, tuple[object, object, object]] = {}
         # The same of what a loop carries (what it begins with, and what a turn gives), and of elements of containers.
         self.turns_of: dict[Slot, tuple[object, ...]] = {}
         self.told_apart: list[tuple[Slot, Slot]] = []  # tensors that a program was told to be two
         self.convertible = convertible
-        self.keep: list[Any] = []
-        self.heap_roots: list[Any] = []
+        self.keep: list[object] = []
+        self.heap_roots: list[object] = []
         self.callers: Mapping[int, int] = {}  # the arguments' objects, by id
         # What was reachable from there when it was first looked at.
         self._settled: Settled | None = None
@@ -142,7 +142,7 @@ class Recording:
         self.is_catchable: Callable[[], bool] = lambda: True
         self.snapshots: list[Snapshot] = []
         # What there was before each branch and loop that runs, and what their variables held.
-        self.befores: list[tuple[Snapshot, tuple[Any, ...]]] = []
+        self.befores: list[tuple[Snapshot, tuple[object, ...]]] = []
         self.loops: list[Any] = []  # those being staged, outermost first
         self.gradients = Gradients(native)
         self.stopped: BaseException | None = None
@@ -150,7 +150,9 @@ class Recording:
         self.watch: Watch | None = None
         self.budget: Budget | None = None
         self.questions: list[ScalarSlot] | None = None  # that operators ask, where answers to them may be staged ones
-        self.gone_over: list[tuple[Any, list[list[Any]]]] = []  # loops that Python unrolls, and lists they go over
+        self.gone_over: list[
+            tuple[object, list[list[object]]]
+        ] = []  # loops that Python unrolls, and lists they go over
         self.picked: dict[int, tuple[Any, Any, object]] = {}  # containers of which there may be copies, by id
         self.copies = Copies(self._session)
 
@@ -336,7 +338,7 @@ class Recording:
         assert found is not None
         if op not in _STATEMENTS and found.throws(typed) and self.is_catchable():
             self.handled(op)
-        results: list[Any] = []
+        results: list[object] = []
         slots: list[Slot] = []
         with put_back_after() if found.rng else contextlib.nullcontext():
             worlds = [_in_world(op, found.run, operands, named, w) for w in range(WORLDS)] if len(types) == 1 else []

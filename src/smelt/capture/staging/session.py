@@ -425,7 +425,7 @@ class Session(Reading):
             return found
         if not isinstance(value, (TensorType, ScalarType, ListType, TupleType, DictType, OptionalType)):
             return value
-        literals: dict[Any, Any] = {INT: 0, FLOAT: 0.0, BOOL: False, STR: "", COMPLEX: 0j}
+        literals: dict[object, object] = {INT: 0, FLOAT: 0.0, BOOL: False, STR: "", COMPLEX: 0j}
         if value in literals:
             return literals[value]
         saved, self.recorder.records = self.recorder.records, records

@@ -69,7 +69,7 @@ def own_text(value: object, name: str) -> FunctionType | None:
 
 def text_of(session: Session, runtime: Runtime, value: object, name: str) -> object:
     """`str(value)` or `repr(value)`, as a text of the graph where it is one."""
-    plain: Callable[[Any], str] = str if name == "str" else repr
+    plain: Callable[[object], str] = str if name == "str" else repr
     if not is_said(session, value):
         own = None if session.fixes_texts or is_sized(value) else own_text(value, name)
         return plain(value) if own is None else runtime.call(0, own, (value,), {})

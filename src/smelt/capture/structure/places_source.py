@@ -169,7 +169,7 @@ def _stand_at(
 ) -> None:
     """Find what stands at places that no way leads to: in classes that torch's pytree takes apart."""
     wanted = set(places)
-    stack: list[tuple[str, Any]] = [("args", tuple(args)), ("kwargs", dict(kwargs))]
+    stack: list[tuple[str, object]] = [("args", tuple(args)), ("kwargs", dict(kwargs))]
     while stack and wanted:
         path, value = stack.pop()
         if path in wanted:

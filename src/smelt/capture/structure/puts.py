@@ -90,7 +90,7 @@ class After(Flattener):
         self.named: dict[str, tuple[Step, ...]] = {}
         self._numbers: dict[int, int] = {}
         self._under_way: set[int] = set()
-        self._keep: list[Any] = []
+        self._keep: list[object] = []
 
     def flatten(self, value: Any, path: str) -> Tree:
         """The structure of a value; what the run made is marked. Raises: NotPut."""

@@ -214,7 +214,7 @@ class _Walk:
         self.module_places: list[ModulePlace] = []
         self.functions: list[types.FunctionType] = []
         self.fillers: set[int] = set()
-        self._queue: deque[tuple[Any, str, Step | None]] = deque()
+        self._queue: deque[tuple[object, str, Step | None]] = deque()
         self._way: Step | None = None  # to what is looked into
         self._seen: set[int] = set()
         self._names: set[str] = set()

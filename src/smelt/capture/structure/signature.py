@@ -113,7 +113,7 @@ class Signature:
         return self._flatten(args, kwargs, constants=False)
 
     def _flatten(self, args: Sequence[object], kwargs: Mapping[str, Any] | None, *, constants: bool) -> list[object]:
-        tensors: dict[int, Any] = {}
+        tensors: dict[int, object] = {}
         given = dict(kwargs or {})
         if set(given) == set(self.kwargs.keys):
             given = {key: given[key] for key in self.kwargs.keys}
@@ -144,7 +144,7 @@ class Signature:
         if not wanted:
             return {}
         found: dict[str, Any] = {}
-        stack: list[tuple[str, Any]] = [("args", tuple(args)), ("kwargs", dict(kwargs))]
+        stack: list[tuple[str, object]] = [("args", tuple(args)), ("kwargs", dict(kwargs))]
         while stack and wanted - found.keys():
             path, value = stack.pop()
             if path in wanted:

@@ -116,7 +116,7 @@ def reader(places: Sequence[Place]) -> Callable[[], tuple[object, ...]]:
     """Straight code for what those that are arguments hold. It raises LookupError, ValueError or AttributeError for
     nothing, and where one that is appended to holds no list, or one that is an argument.
     """
-    scope: dict[str, Any] = {"no_list": _no_list}
+    scope: dict[str, object] = {"no_list": _no_list}
     parts: list[str] = []
     lists: list[str] = []
     for i, place in enumerate(places):
@@ -176,7 +176,7 @@ def holding(
     places = [place for place in places if not place.is_appended]
     before = [place.read() for place in places]
     given = list(kwargs[STATE])
-    kept: list[tuple[Any, Any]] = []
+    kept: list[tuple[object, object]] = []
     try:
         for i, place in enumerate(places):
             if given[i] is before[i]:

@@ -250,13 +250,13 @@ class Flattener:
     stays: whether a value is not taken apart, but is that very object. key: a key of a mapping as it is to be kept.
     """
 
-    check: Callable[[Any, str], None] = lambda value, path: None
+    check: Callable[[object, str], None] = lambda value, path: None
     same: Mapping[int, str] = field(default_factory=dict)
     tensors: list[torch.Tensor] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     containers: dict[int, str] = field(default_factory=dict)
     closed: dict[int, tuple[object, Container]] = field(default_factory=dict)
-    convert: Callable[[Any], Any] = lambda value: value
+    convert: Callable[[object], object] = lambda value: value
     stays: Callable[[object], bool] = lambda value: False
     key: Callable[[Any], Any] = lambda key: key
     _index: dict[int, int] = field(default_factory=dict)
@@ -552,7 +552,7 @@ def _shell(tree: Container, items: Sequence[object]) -> object:
 def tensors_at(tree: Tree, value: object) -> list[object]:
     """What stands in a value at the places of the structure's tensors, in the order of their numbers."""
     found: dict[int, Any] = {}
-    stack: list[tuple[Tree, Any]] = [(tree, value)]
+    stack: list[tuple[Tree, object]] = [(tree, value)]
     while stack:
         match stack.pop():
             case TensorLeaf(index), tensor:

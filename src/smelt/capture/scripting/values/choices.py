@@ -27,7 +27,7 @@ _CLASSES: dict[Type, type] = {INT: int, FLOAT: float, BOOL: bool, STR: str, COMP
 class Alternative:
     """One of the things: a value, or values of a type. fits: whether an argument is that."""
 
-    fits: Callable[[Any], bool]
+    fits: Callable[[object], bool]
     value: Any = None
     type: Type | Fields | None = None
 

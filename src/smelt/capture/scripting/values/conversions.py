@@ -29,4 +29,4 @@ def _conversion(kind: Any) -> Any:
     return make
 
 
-HANDLERS: dict[Any, Callable[..., Any]] = {kind: _conversion(kind) for kind in (int, float, complex)}
+HANDLERS: dict[object, Callable[..., object]] = {kind: _conversion(kind) for kind in (int, float, complex)}

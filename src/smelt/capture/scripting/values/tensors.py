@@ -273,7 +273,7 @@ def _basic(session: ScriptSession, tensor: torch.Tensor, key: object) -> tuple[o
     at = next(i for i, k in enumerate(keys) if k is Ellipsis)
     rank = session.type_of(tensor).rank
     dim, view = 0, tensor
-    rest: dict[int, Any] = {}
+    rest: dict[int, object] = {}
     for number, item in enumerate(keys):
         if item is Ellipsis:
             dim += 0 if rank is None else rank - used

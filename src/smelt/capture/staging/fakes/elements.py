@@ -36,7 +36,7 @@ class Elements:
     """Of one staged run."""
 
     def __init__(self) -> None:
-        self._found: dict[Any, tuple[Any, ...]] = {}
+        self._found: dict[object, tuple[object, ...]] = {}
         self._made: dict[Slot, tuple[Any, str, list[Any], dict[str, Any]]] = {}
 
     def note(self, overload: Overload, info: OpInfo, args: list[object], kwargs: dict[str, object], slot: Slot) -> None:

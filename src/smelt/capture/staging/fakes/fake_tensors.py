@@ -341,7 +341,7 @@ class FakeRecorder(Recorder):
     ) -> list[Any]:  # fmt: skip
         """The results in each world, or in the only one. differ: those in other worlds may lie otherwise, unless the
         first one has none."""
-        numbers: tuple[Any, ...] | None = None
+        numbers: tuple[object, ...] | None = None
         rule = None
         if info.sized_by is not None and self._is_sized_by_data(info, args, kwargs):
             rule, numbers = rule_of(info.name), self._fresh_numbers(info.name, args)
@@ -354,9 +354,9 @@ class FakeRecorder(Recorder):
         cut = self._cut(info.name, args, kwargs) if varied else None
         split = split_of(info.name, args, kwargs, self.session.examples) if varied else None
         results, reason = [], ""
-        backs: list[dict[int, Any]] = []
+        backs: list[dict[int, object]] = []
         for world in range(WORLDS if varied else 1):
-            back: dict[int, Any] = {}
+            back: dict[int, object] = {}
             backs.append(back)
             try:
                 own_args = [self.in_world(a, world, back) for a in args]

@@ -121,7 +121,7 @@ def _is_at_edge(tensor: torch.Tensor) -> bool:
     sizes, steps = _numbers(tensor.shape), _numbers(tensor.stride())
     if 0 in [n for n in map(_resolved, sizes) if type(n) is int]:
         return True
-    step: Any = 1
+    step: object = 1
     for size, own in zip(reversed(sizes), reversed(steps), strict=True):
         if _resolved(size) == 1 and type(_resolved(size)) is int and not same(own, step):
             return True
@@ -197,7 +197,7 @@ def _as_views(
 ) -> object:
     if len(results) != len(layouts):
         return result
-    made: dict[int, Any] = {}
+    made: dict[int, object] = {}
     for one, at in zip(results, layouts, strict=True):
         offset = number_of(one.storage_offset())
         is_so = same_storage(one, of) and _are_same(_numbers(one.stride()), at.strides) and same(offset, at.offset)
@@ -216,7 +216,7 @@ def _replaced(
     is_copy: bool = False,
 ) -> object:
     """Results with these strides. is_copy: and with memory of their own."""
-    made: dict[int, Any] = {}
+    made: dict[int, object] = {}
     for one, own in zip(results, steps, strict=True):
         if own is None or (_are_same(_numbers(one.stride()), own) and not (is_copy and one._is_view())):
             continue

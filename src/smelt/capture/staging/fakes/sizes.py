@@ -33,7 +33,7 @@ def _masked_select(overload: object, args: OpArgs, kwargs: dict[str, object], n:
 
 def _index(overload: Overload, args: OpArgs, kwargs: dict[str, object], n: int, make: Make) -> object:
     """Masks are what their nonzero places are, one index for each dimension."""
-    indices: list[Any] = []
+    indices: list[object] = []
     for index in args[1]:
         if index is not None and index.dtype in (torch.bool, torch.uint8):
             indices.extend(make(torch.int64, (n,)) for _ in range(index.dim()))

@@ -202,7 +202,7 @@ def arm(
         nonlocal acted
         session.recorder.depth += 1
         modes = session.recorder._modes_now()
-        changes: dict[tuple[int, Any], Change] | None = None
+        changes: dict[tuple[int, object], Change] | None = None
         try:
             set_(start)
             body()

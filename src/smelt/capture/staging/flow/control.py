@@ -37,7 +37,7 @@ from smelt.ir import ANY, BOOL, FLOAT, INT, ListType, TupleType
 from smelt.ir.python_operators import BY_SYMBOL, UNARY_BY_SYMBOL
 
 _PLAIN = PlainRuntime()
-_CLASSES: dict[Any, type] = {INT: int, FLOAT: float, BOOL: bool}
+_CLASSES: dict[object, type] = {INT: int, FLOAT: float, BOOL: bool}
 _SEQUENCES = (list, tuple, torch.Size)
 # Those that have an operator of the graph.
 _PY = BY_SYMBOL.keys() - {"@"}
@@ -115,7 +115,7 @@ class StagingRuntime(PlainRuntime):
     ) -> object:
         """What one of two expressions gives. part: one of them, or what is asked, as the program has it: on one line
         there may be several."""
-        held: list[Any] = [None]
+        held: list[object] = [None]
 
         def first() -> None:
             held[0] = then()

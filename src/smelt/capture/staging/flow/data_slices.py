@@ -31,8 +31,8 @@ class Cut:
     """One cut of a dimension. length: of what is left, where all data give the same one."""
 
     dim: int
-    start: Any
-    end: Any
+    start: object
+    end: object
     step: int
     length: int | None
 

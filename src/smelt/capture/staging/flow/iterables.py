@@ -219,7 +219,7 @@ class Once(StagedSequence):
     def __init__(self, session: Session, sequence: StagedSequence | None, plain: Callable[[], Iterator[Any]]) -> None:
         self.session, self.sequence, self.plain = session, sequence, plain
         self.level = len(session.regions)
-        self.iterator: Iterator[Any] | None = None
+        self.iterator: Iterator[object] | None = None
         self.is_taken = self.is_spent = False
 
     def take(self) -> StagedSequence | None:

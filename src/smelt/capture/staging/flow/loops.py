@@ -93,11 +93,11 @@ class Loop:
         self.poisoned: set[int] = set()
         self.pending: set[int] = set()
         self.site = session.site()
-        self.init: tuple[Any, ...] = ()
+        self.init: tuple[object, ...] = ()
         self.snapshot: Snapshot = None  # type: ignore[assignment]
-        self.inits: list[Any] = []
+        self.inits: list[object] = []
         self.index: Slot | None = None
-        self.saved: Any = None
+        self.saved: object = None
 
     def run(self) -> None:
         """Record the loop and let the program go on with its results."""
@@ -155,7 +155,7 @@ class Loop:
                 raise Again(whole=("test", self.key))
             regions.append(RegionRecords(params, records, [session.encode(outcome.test)]))
         index: tuple[Slot, ...] = ()
-        arguments: tuple[Any, ...] = ()
+        arguments: tuple[object, ...] = ()
         if self.bounds is not None:
             value, slot = session.value_of(type_of_arg(0), session.examples.index())
             if isinstance(slot, ScalarSlot):
@@ -197,7 +197,7 @@ class Loop:
         def once() -> Outcome:
             nonlocal acted
             self.session.recorder.depth += 1
-            changes: dict[tuple[int, Any], Change] | None = None
+            changes: dict[tuple[int, object], Change] | None = None
             try:
                 for change, value in writes:
                     change.put(value)
@@ -224,8 +224,8 @@ class Loop:
         """Fresh parameters for everything carried, in the places' order."""
         values = list(self.init)
         self.alike = {}
-        self._writes: list[tuple[Change, Any]] = []
-        self._bound: dict[Any, Any] = {}
+        self._writes: list[tuple[Change, object]] = []
+        self._bound: dict[object, object] = {}
         params: list[Slot] = []
         for place in self.places.values():
             value = self._param(place, params)
@@ -396,7 +396,7 @@ class Loop:
     def _yields(self, outcome: Outcome, records: list[Any], bound: dict[Any, Any]) -> list[Any] | None:
         """What the body leaves in each carried place, None where its types are wider than the parameters'."""
         session = self.session
-        yields: list[Any] = []
+        yields: list[object] = []
         stable = True
         for place in self.places.values():
             if place.change is None:
@@ -511,10 +511,10 @@ class Loop:
 
     def _finish(self, regions: list[RegionRecords]) -> None:
         session = self.session
-        inits: list[Any] = []
+        inits: list[object] = []
         results: list[Slot] = []
         values = list(self.init)
-        writes: list[tuple[Change, Any]] = []
+        writes: list[tuple[Change, object]] = []
         body = regions[-1]
         carried = iter(zip(body.params[len(body.params) - len(body.yields) :], body.yields, strict=True))
         self.size = sum(size_of(region.records) for region in regions)

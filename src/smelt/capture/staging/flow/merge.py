@@ -32,7 +32,7 @@ from smelt.ir import ANY, ListType, TensorType, Type, join, type_of_arg
 if TYPE_CHECKING:
     from smelt.capture.staging.session import Session
 
-_RAISED: Any = type("_Raised", (), {})()
+_RAISED: object = type("_Raised", (), {})()
 _NUMBERS = (bool, int, float, complex, str)
 _NOT_ONE = "no single value can represent both"
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
@@ -105,8 +105,8 @@ def check_identities(session: Session) -> None:
 
 def _check_pair(session: Session, a: Slot, b: Slot) -> bool:
     """Whether it follows from where these come from that they are two; Again where they may be one on some ways."""
-    ours: set[Any] = set()
-    theirs: set[Any] = set()
+    ours: set[object] = set()
+    theirs: set[object] = set()
     whys: list[object] = []
     for found, first in ((ours, a), (theirs, b)):
         for slot, why in sources(session, first):
@@ -144,11 +144,11 @@ class Merger:
         self.session, self.site, self.names = session, site, names
         self.why = why
         self.left: list[Any] = []
-        self.right: list[Any] = []
+        self.right: list[object] = []
         self.results: list[Slot] = []
         self._memo: dict[tuple[int, int], object] = {}
         self._partners: tuple[dict[int, object], dict[int, object]] = ({}, {})
-        self._keep: list[Any] = []
+        self._keep: list[object] = []
         self._families: set[int] | None = None
 
     def outcomes(self, a: Outcome, b: Outcome) -> Outcome:
@@ -345,7 +345,7 @@ class Merger:
 
     def _structures(self, a: object, b: object) -> object:
         """Two containers of a class of the program's, such as the outputs of a model."""
-        numbers: dict[int, Any] = {}
+        numbers: dict[int, object] = {}
         standing = self._standing(numbers)
         # What was there before is the caller's own object, whatever holds it now.
         flattener, others = (Flattener(convert=standing, stays=self._was_there) for _ in range(2))
@@ -455,7 +455,7 @@ class Merger:
         if type(value) is dict:
             return {k: self._export(item) for k, item in value.items()}
         if isinstance(value, (dict, list)) and not self.session.is_outer(value):
-            numbers: dict[int, Any] = {}
+            numbers: dict[int, object] = {}
             flattener = Flattener(convert=self._standing(numbers), stays=self._was_there)
             tree = flattener.flatten(value, "a value")
             return rebuild(tree, [self._export(numbers.get(id(t), t)) for t in flattener.tensors])

@@ -62,7 +62,7 @@ for _name in _USES:
 @contextlib.contextmanager
 def appending(places: Iterable[Place]) -> Iterator[None]:
     """Have these stand there for the time of the block."""
-    before: list[tuple[Place, Any]] = []
+    before: list[tuple[Place, object]] = []
     try:
         for place in places:
             if place.is_appended:

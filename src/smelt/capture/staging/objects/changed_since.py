@@ -41,7 +41,7 @@ class _Kind:
 
     length: Callable[[Any], int]
     parts: Sequence[Callable[[Any], Iterable[Any]]]
-    view: Callable[[Any], Any] | None = None
+    view: Callable[[object], object] | None = None
 
 
 def _attributes(tensor: torch.Tensor) -> dict[str, object]:
@@ -180,7 +180,7 @@ def _batches(pairs: Iterable[_Pair]) -> Iterator[_Batch | _Cells | _Others]:
     by_kind: dict[object, list[_Pair]] = {}
     for pair in pairs:
         container, held = pair
-        base: Any = next((base for base in _KINDS if isinstance(container, base)), None)
+        base: object = next((base for base in _KINDS if isinstance(container, base)), None)
         if isinstance(container, types.CellType) and held is not MISSING:
             base = _Cells
         by_kind.setdefault(base, []).append(pair)

@@ -32,7 +32,7 @@ _TAKING = frozenset(("py.getitem", "py.pop", "py.min", "py.max"))
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    copied: dict[int, tuple[Any, tuple[Any, ...] | None]]
+    copied: dict[int, tuple[object, tuple[object, ...] | None]]
     put: set[int]
 
 
@@ -47,7 +47,7 @@ class Copies:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.held: set[Slot] = set()
-        self.copied: dict[int, tuple[Any, tuple[Any, ...] | None]] = {}
+        self.copied: dict[int, tuple[object, tuple[object, ...] | None]] = {}
         self.put: set[int] = set()
         self.has_moved = False
 

@@ -102,7 +102,7 @@ def _attributes(value: object) -> Iterator[object]:
         state = None
     if isinstance(state, dict):
         yield from list(dict.values(state))
-    cls: Any = type(value)
+    cls: type = type(value)
     for name in _slots(cls):
         try:
             yield object.__getattribute__(value, name)
@@ -132,7 +132,7 @@ class Watch:
         self._kinds: dict[int, tuple[int, types.CodeType]] = {}
         self._met: dict[int, types.CodeType] = {}
         self._calm: set[int] = set()  # those met that are not foreign, and what calls them
-        self._asking: dict[int, Callable[[Any], bool]] = {}  # by code, what it would see otherwise than eager does
+        self._asking: dict[int, Callable[[object], bool]] = {}  # by code, what it would see otherwise than eager does
 
     @contextmanager
     def ready(self, looks_for_classes: bool) -> Iterator[None]:
