@@ -12,7 +12,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from smelt._torch.seen import light_fake, plain_fake
-from smelt._torch.seen.staged_fakes import FakeTensors, fake_tensors, unrecognized
+from smelt._torch.seen.fake import fake_tensors
+from smelt._torch.seen.staged_fakes import FakeTensors, unrecognized
 from tests.forked import smelt_forks
 
 _PROGRAM = """
