@@ -118,28 +118,23 @@ def _one_loop(session: Session, loop: LoopStatement, test: Thunk) -> None:
 
 def _testing(session: Session, loop: LoopStatement, test: Thunk) -> None:
     """A loop whose test binds variables: the answer is one more variable, made at the end of each turn."""
-    state: list[object] = [_truth(session, test())]
-    body = loop.body
+    # What is added lies in cells of these functions alone, as the program's variables do in theirs: told by the cells.
+    state: list[Any] = [_truth(session, test())]
+    body, get, set_ = loop.body, loop.get, loop.set
 
     def turn() -> None:
         body()
         state[0] = _truth(session, test())
 
-    _one_loop(session, _with_state(loop, turn, ("__smelt_more",), state), lambda: state[0])
-
-
-def _with_state(loop: LoopStatement, turn: Turn, names: Names, state: list[Any]) -> LoopStatement:
-    """A loop with more variables than those of the program: what a list holds, by names of their own."""
-    get, set_ = loop.get, loop.set  # cells of their own, by which the variables behind them are found
-
     def get_all() -> tuple[object, ...]:
         return (*get(), *state)
 
     def set_all(values: tuple[object, ...]) -> None:
-        set_(values[: -len(state)])
-        state[:] = values[-len(state) :]
+        set_(values[:-1])
+        state[:] = values[-1:]
 
-    return loop._replace(body=turn, names=(*loop.names, *names), get=get_all, set=set_all)
+    wider = loop._replace(body=turn, names=(*loop.names, "__smelt_more"), get=get_all, set=set_all)
+    _one_loop(session, wider, lambda: state[0])
 
 
 def stage_for(session: Session, runtime: Runtime, loop: LoopStatement, iterable: Any) -> None:
@@ -227,7 +222,8 @@ def _with_breaks(session: Session, runtime: Runtime, loop: LoopStatement, sequen
     over may become longer or shorter in it.
     """
     state: list[Any] = [start, True]
-    body, more = loop.body, loop.more if loop.more is not None else lambda: True
+    body, get, set_ = loop.body, loop.get, loop.set
+    more = loop.more if loop.more is not None else lambda: True
     at_start = None if ("live", loop.key) in session.whole else sequence.length()
 
     def test() -> object:
@@ -239,8 +235,16 @@ def _with_breaks(session: Session, runtime: Runtime, loop: LoopStatement, sequen
         state[0] = state[0] + 1
         state[1] = _truth(session, more())
 
-    before = loop.get()
-    _one_loop(session, _with_state(loop, turn, ("__smelt_index", "__smelt_more"), state), test)
+    def get_all() -> tuple[object, ...]:
+        return (*get(), *state)
+
+    def set_all(values: tuple[object, ...]) -> None:
+        set_(values[:-2])
+        state[:] = values[-2:]
+
+    before = get()
+    names = (*loop.names, "__smelt_index", "__smelt_more")
+    _one_loop(session, loop._replace(body=turn, names=names, get=get_all, set=set_all), test)
     if isinstance(sequence, KnownRange):
         _must_not_grow(session, loop, sequence.length(), before)
 
