@@ -1,4 +1,4 @@
 """One native run, recorded: operators, lines, gradients, and from records to a graph.
 
-Read `recorder` first.
+Read `recorder` first; what it keeps is in `tensor_slots`.
 """

@@ -1,4 +1,7 @@
-"""Graphs from source: a program is run on what its parameters may be, and nothing computes."""
+"""Graphs from source: a program is run on what its parameters may be, and nothing computes.
+
+Read `run`, then `runtime`; `calls` tells a call's kinds apart, `functions` and `builtins` answer for two of them.
+"""
 
 from smelt.capture.scripting.annotations import TensorAnnotation
 from smelt.capture.scripting.run import Scripted, entry_of, script_graph
