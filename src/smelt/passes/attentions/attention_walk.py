@@ -9,14 +9,16 @@ a schedule those that it can write down as a pattern.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from smelt.ir import Arg, Node, TensorType, Value
 from smelt.ops.record import Trait
 from smelt.ops.sets import where
 from smelt.passes.base import call_of
 
-Kind = Literal["same", "view", "dropout", "mul", "div", "add", "sub", "masked_fill", "where", "where_not"]
+Kind: TypeAlias = str
+"""`same` (copies, casts), `view`, `dropout`, or the name of the operator that scales or masks; `where_not` for a `where`
+that has the scores in its other operand."""
 MASKING: frozenset[Kind] = frozenset(("add", "sub", "masked_fill", "where", "where_not"))
 SCALING: frozenset[Kind] = frozenset(("mul", "div"))
 BADDBMM = "aten.baddbmm.default"
