@@ -17,8 +17,8 @@ from smelt.ops.sets import where
 from smelt.passes.base import call_of
 
 Kind: TypeAlias = str
-"""`same` (copies, casts), `view`, `dropout`, or the name of the operator that scales or masks; `where_not` for a `where`
-that has the scores in its other operand."""
+"""`same` (copies, casts), `view`, `dropout`, or the name of the operator that scales or masks; `where_not` where a
+`where` has the scores in its other operand."""
 MASKING: frozenset[Kind] = frozenset(("add", "sub", "masked_fill", "where", "where_not"))
 SCALING: frozenset[Kind] = frozenset(("mul", "div"))
 BADDBMM = "aten.baddbmm.default"
