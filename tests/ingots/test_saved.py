@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 import smelt
+from smelt.compiler.programs import saving
 from smelt.runtime.ingot.load import load
 from smelt.runtime.ingot.manifest import FORMAT
 from smelt.runtime.ingot.natives import targets
@@ -26,7 +27,7 @@ from tests.forked import light_forks
 from tests.golden import stages
 from tests.golden.text import read
 from tests.ingots.fuzz import entries_of
-from tests.ingots.programs import Counter, Mlp, Pair, Tied, accumulate, branches, cases, collatz, looked_up
+from tests.ingots.programs import Convolved, Counter, Mlp, Pair, Tied, accumulate, branches, cases, collatz, looked_up
 
 ELSEWHERE = """
 import pickle, sys
@@ -176,6 +177,19 @@ class TestFile:
         for name, parameter in model.named_parameters():
             assert torch.equal(weights[name], parameter)
         assert str(smelt.parse(text)) == text
+
+    def test_passes_run_once_for_all_targets(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """And each target has a graph of its own: lowering for one leaves nothing in that of the next."""
+        program, run = smelt.trace(Convolved().eval(), (torch.randn(1, 3, 6, 6),)), saving.optimized_graph
+        alone, together, graphs = [], io.BytesIO(), []
+        for target in ("avx512", "avx2", "neon"):
+            program.save(one := io.BytesIO(), targets=[target])
+            alone.append(entries_of(one.getvalue())[f"code/{target}/forward.json"])
+        monkeypatch.setattr(saving, "optimized_graph", lambda *args: graphs.append(args[0]) or run(*args))
+        program.save(together)
+        entries = entries_of(together.getvalue())
+        assert len(graphs) == 1
+        assert alone == [entries[f"code/{target}/forward.json"] for target in ("avx512", "avx2", "neon")]
 
     def test_weights_are_there_once_and_stay_tied(self, tmp_path: Path) -> None:
         model = Tied().eval()

@@ -31,6 +31,7 @@ from smelt.compiler.sizes.saved_ranges import Ranged, plans_for
 from smelt.compiler.sizes.sized_unit import SizedUnit
 from smelt.compiler.unit import Unit, with_very_tensors
 from smelt.diag import Options, SmeltError
+from smelt.diag.collector import full_collections_later
 from smelt.diag.packages import VERSION
 from smelt.ir import STATE_OPS, Graph, TensorType, Value
 from smelt.ir.dims import UnknownDim
@@ -95,7 +96,8 @@ def save(
                 "save what was compiled without it; smelt.compile what is loaded, with this option, where it runs",
             )
     writer = _Writer(programs, {name: TARGETS[name] for name in (TARGETS if targets is None else targets)}, sizes)
-    manifest, pieces = writer.written()
+    with full_collections_later():
+        manifest, pieces = writer.written()
     entries: dict[str, Pieces | Packed] = dict(pieces)
     for name in pieces.keys() - {WEIGHTS}:
         content = b"".join(pieces[name])
@@ -152,13 +154,24 @@ def of_compiled(compiled: Compiled) -> Saved:
 
 @dataclass
 class _Plans:
-    """The native code of one program, as it is made; codes: by target, the kernels of all programs."""
+    """The native code of one program, as it is made; codes: by target, the kernels of all programs; optimized: the last
+    graph, and that behind the passes.
+    """
 
     name: str
     saved: Saved
     codes: Mapping[str, Code]
     folded: set[int] = field(default_factory=set)
     why_not: dict[str, str] = field(default_factory=dict)
+    optimized: tuple[Graph, Graph] | None = None
+
+    def behind_passes(self, graph: Graph, options: Options) -> Graph:
+        """A copy of its own of the optimized graph: one for all targets, which passes ask for where they narrow."""
+        if options.dtype == "bf16":
+            return optimized_graph(graph, options, self.saved.unit.lookup)[0]
+        if self.optimized is None or self.optimized[0] is not graph:
+            self.optimized = graph, optimized_graph(graph, options, self.saved.unit.lookup)[0]
+        return self.optimized[1].clone()
 
 
 @dataclass
@@ -355,8 +368,8 @@ class _Writer:
         """Raises: NotWritten; SmeltError where it cannot be lowered."""
         unit, options = plans.saved.unit, _for_elsewhere(plans.saved.options)
         with compiling_for(isa):
-            graph = optimized_graph(graph, options, unit.lookup)[0]
-            return self._entry(plans, lower(graph, unit.lookup, options, later=True), isa, code)
+            optimized = plans.behind_passes(graph, options)
+            return self._entry(plans, lower(optimized, unit.lookup, options, later=True), isa, code)
 
     def _entry(self, plans: _Plans, made: Lowered | Ranged, isa: Isa, code: Code) -> Any:
         """Raises: NotWritten."""
