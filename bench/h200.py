@@ -8,7 +8,7 @@
     6  attention  forward and gradients beside torch's
     7  models     forward of whole models as one CUDA graph, first call and later ones, beside torch.compile's two modes
     8  calls      compiled programs as their callers see them, at sizes that change, beside eager and torch.compile
-    9  steps      whole training steps, the second under autocast with scaled gradients, beside eager and torch.compile
+    9  steps      whole training steps, some under autocast with scaled gradients, beside eager and torch.compile
     10 launches   microseconds of a call of 100 tiny kernels as one CUDA graph, and of each in eager
     11 compiling  seconds of 20 kernels by 1, 4 and all threads
 

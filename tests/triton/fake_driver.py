@@ -78,7 +78,7 @@ class Node:
 
 
 class FakeDriver:
-    """`Driver` on a `Device`. fail: name of a call that fails, counting down from `fail_at`."""
+    """`Driver` on a `Device`. fail: name of a call that fails, counting down from `fail_at`. lost: all calls fail."""
 
     def __init__(
         self, device: Device, codes: Iterable[CudaCode], sources: Iterable[TritonSource], capability: int = 90
@@ -89,7 +89,7 @@ class FakeDriver:
         self.calls: list[str] = []
         self.streams: list[int] = []
         self.words: set[int] = set()
-        self.fail, self.fail_at = "", 0
+        self.fail, self.fail_at, self.lost = "", 0, False
         self.modules: dict[int, bytes] = {}
         self.functions: dict[int, str] = {}
         self.allowed: dict[int, int] = {}
@@ -100,6 +100,8 @@ class FakeDriver:
 
     def _record(self, name: str) -> int:
         self.calls.append(name)
+        if self.lost:
+            raise unusable(f"{name} failed", "the device is lost", "run the program on the CPU")
         if name == self.fail:
             self.fail_at -= 1
             if self.fail_at < 0:

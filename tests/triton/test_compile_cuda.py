@@ -195,6 +195,66 @@ def test_an_index_out_of_range_is_told_at_a_later_call_and_once(gpu: FakeDriver)
     assert gpu.calls.count("launch") == before + 1 and "wait" not in gpu.calls
 
 
+def test_an_index_out_of_range_is_told_by_any_program(gpu: FakeDriver) -> None:
+    table, good, bad = drawn(5, 4), torch.tensor([0, 4]).cuda(), torch.tensor([0, 9]).cuda()
+    first, second, other = (smelt.compile(f) for f in (lambda t, i: t[i] * 2.0, lambda t, i: t[i] * 3.0, torch.exp))
+    for _ in range(2):
+        first(table, good), second(table, good), other(table)
+    first(table, bad)
+    with pytest.raises(LateError, match="index out of range") as caught:
+        other(table)
+    assert "test_compile_cuda.py" in str(caught.value)
+    same(other(table), table.exp())
+    second(table, bad)
+    del second  # what a program that is gone has found is told, too
+    gc.collect()
+    with pytest.raises(LateError, match="index out of range"):
+        first(table, good)
+    same(other(table), table.exp())
+
+
+def test_an_index_out_of_range_is_told_where_the_process_ends(gpu: FakeDriver) -> None:
+    table, good, bad = drawn(5, 4), torch.tensor([0, 4]).cuda(), torch.tensor([0, 9]).cuda()
+    program = smelt.compile(lambda t, i: t[i] * 2.0)
+    program(table, good), program(table, good), program(table, bad)
+    with pytest.warns(SmeltWarning, match="index out of range"):
+        machine.warn_at_exit()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        machine.warn_at_exit()
+
+
+def test_a_device_that_is_lost_is_eagers_answer_or_error(gpu: FakeDriver) -> None:
+    """Every call of the driver fails from some moment on, also where programs go and the process ends."""
+    program = smelt.compile(lambda t, i: t[i] * 2.0)
+    table, index = drawn(5, 4), torch.tensor([0, 4]).cuda()
+    program(table, index), program(table, index)
+    gpu.lost = True
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        same(program(table.clone(), index), table[index] * 2.0)
+    assert any("failed" in str(one.message) for one in said), [str(one.message) for one in said]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del program
+        gc.collect()
+        machine.warn_at_exit()
+
+
+def test_pinned_and_managed_memory_of_the_host_are_the_hosts(gpu: FakeDriver) -> None:
+    """A tensor's device alone says where it is: memory that a GPU could read as well is an argument of the CPU's."""
+
+    def function(x: Tensor, number: Tensor) -> Tensor:
+        return torch.relu(x * number) + 1.0
+
+    program = smelt.compile(function)
+    x, number = drawn(4, 8), torch.tensor(2.0)  # as pinned memory is, a tensor of the CPU's
+    for seed in range(3):
+        same(program(drawn(4, 8, seed=seed), number + seed), function(drawn(4, 8, seed=seed), number + seed))
+    with pytest.raises(RuntimeError):
+        program(x, torch.ones(8)[:7])
+
+
 def test_sizes_are_free_without_another_capture(gpu: FakeDriver) -> None:
     def function(x: Tensor) -> Tensor:
         return torch.softmax(x * 2.0 + 1.0, -1).sum(0)

@@ -68,7 +68,10 @@ _CTYPES: Final[dict[str, Any]] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64}
 
 
 class CudaExecutable:
-    """A plan that is ready to be launched. Raises: SmeltError (S0405) where the GPU cannot have it."""
+    """A plan that is ready to be launched. Raises: SmeltError (S0405) where the GPU cannot have it.
+
+    refused: called where it goes, and kernels of its calls had refused their data, of which nobody was told.
+    """
 
     def __init__(
         self,
@@ -78,8 +81,10 @@ class CudaExecutable:
         device: int = 0,
         modules: Modules | None = None,
         send: Send | None = None,
+        refused: Callable[[], None] | None = None,
     ) -> None:
         self._plan, self._driver, self._allocate, self._send = plan, driver, allocate, send
+        self._refused = refused
         self._modules = Modules(driver) if modules is None else modules
         self._taken: list[CudaCode] = []
         self.lock = threading.Lock()
@@ -199,6 +204,16 @@ class CudaExecutable:
         """The word that kernels write to when they refuse data, in the host's memory."""
         return ctypes.c_int32.from_address(self._error)
 
+    @property
+    def can_refuse(self) -> bool:
+        """Whether a kernel of it may refuse data."""
+        return self._can_fail
+
+    def wait(self) -> None:
+        """Return when its last call is done. Raises: SmeltError (S0405) where the device is lost."""
+        if self._stream is not None:
+            self._driver.wait(self._stream)
+
     def has_refused(self) -> bool:
         """Whether a kernel of a call so far refused its data: an index out of range, an integer division by zero. Waits
         for nothing, and tells once.
@@ -292,6 +307,8 @@ class CudaExecutable:
         try:
             if self._stream is not None:
                 self._driver.wait(self._stream)
+            if self.has_refused() and self._refused is not None:
+                self._refused()
             self.close()
         except SmeltError:
             # A device that is lost, or a stream that is captured at the moment: nothing can be freed.

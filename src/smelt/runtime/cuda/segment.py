@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from smelt._torch import gpu
-from smelt.diag import LateError, Span
+from smelt.diag import Span
 from smelt.runtime.cuda.executable import CudaExecutable
 from smelt.runtime.cuda.machine import Machine
 from smelt.runtime.cuda.plan import CudaPlan
@@ -44,7 +44,7 @@ class Forms:
     eager: the same computation by torch's operators, for the arguments in order. results: new tensors, by the plan's
     numbers. homes: for each of what eager computes, the argument that it is written into; None for a result. numbers:
     how those among the arguments, which stand behind the tensors, lie in memory. where: the line of an operator that
-    may refuse its data.
+    may refuse its data. tells: it is the first of a call, which raises what earlier calls have left to tell.
     """
 
     aligned: CudaPlan
@@ -54,6 +54,7 @@ class Forms:
     homes: tuple[int | None, ...]
     numbers: Struct
     where: Span | None = None
+    tells: bool = True
 
 
 class Segment:
@@ -72,7 +73,8 @@ class Segment:
         """
         index = self.machine.index
         with gpu.on(index):
-            self._tell_of_earlier()
+            if self.forms.tells:
+                self.machine.tell()
             if gpu.is_capturing():
                 return self._eagerly(args)
             addresses = [t.data_ptr() for t in args if isinstance(t, torch.Tensor)]
@@ -96,23 +98,11 @@ class Segment:
                 args[home].detach().copy_(made)
         return found
 
-    def _tell_of_earlier(self) -> None:
-        """Raise what kernels of earlier calls found: a call does not wait for its own."""
-        refused = [executable.has_refused() for _, executable in self._made.copy().values()]
-        if any(refused):
-            raise LateError(
-                f"an earlier call of {self.name} had an index out of range, or divided integers by zero",
-                self.forms.where,
-                why="a call returns before the GPU has done it, so that a later one reports what it finds",
-                fix="check the indices; call torch.cuda.synchronize() behind each call to see which one it is",
-                code="S0406",
-            )
-
     def _ready(self, is_aligned: bool) -> tuple[CudaPlan, CudaExecutable]:
         with self._lock:
             if is_aligned not in self._made:
                 plan = self.forms.aligned if is_aligned else self.forms.any()
-                self._made[is_aligned] = plan, self.machine.executable(self.name, plan)
+                self._made[is_aligned] = plan, self.machine.executable(self.name, plan, self.forms.where)
             return self._made[is_aligned]
 
     def _launch(

@@ -240,6 +240,7 @@ class _Body:
             tuple(homes),
             Struct("<" + "".join(_PACKED[v.type] for v in one.piece.inputs if is_number(v.type))),
             next(filter(None, refusing), None),
+            not self.kernels,
         )
         segment = Segment(one.name, self.machine, forms)
         args = []
