@@ -11,7 +11,7 @@ from typing import Any
 
 from smelt.autodiff.inside import computes_gradients
 from smelt.capture import Captured, capture
-from smelt.capture.staging.flow.stops import AS_NATIVE, TOO_LONG, TOO_MANY
+from smelt.capture.staging.flow.stops import AS_NATIVE, COUNTED, TOO_LONG, TOO_MANY
 from smelt.compiler.long_loops import with_long_loops
 from smelt.compiler.object.compiled_types import NeedsGradients, ObservedProgram, Unrepeated
 from smelt.compiler.object.originals import move_originals
@@ -166,7 +166,7 @@ def _as_native(
 
     Second: whether sizes and numbers are free in it.
     """
-    fn.learnt.whole = frozenset((AS_NATIVE,))
+    fn.learnt.whole = frozenset((AS_NATIVE, *(fn.learnt.whole & {COUNTED})))
     for spec, is_wide in (*(fn.freedom.specs if fn.freedom else ()), (None, False)):
         odd = fn.freedom.odd if fn.freedom and spec is not None else ()
         unit, _ = staged_unit(fn, captured, args, kwargs, options, spec, is_wide=is_wide, odd=odd)

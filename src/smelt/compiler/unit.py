@@ -18,6 +18,7 @@ from smelt.analysis.devices import devices_of
 from smelt.analysis.gradients import enables_grad
 from smelt.capture import Captured
 from smelt.capture.dynamic.spec import Spot
+from smelt.capture.staging.counters import expects_counts
 from smelt.capture.structure.entangled_memory import entangled
 from smelt.codegen.llvm.walkers.executor import executor_object
 from smelt.codegen.lower import Lowered, lower
@@ -373,6 +374,11 @@ class Unit:
     def exchanges(self) -> bool:
         """Whether a call talks to other processes."""
         return exchanges(self.graph)
+
+    @cached_property
+    def expects_counts(self) -> bool:
+        """Whether the graph holds while counters that were one number are."""
+        return expects_counts(self.graph)
 
     @cached_property
     def prints(self) -> bool:

@@ -19,6 +19,7 @@ from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import number_of, own
 from smelt.capture.recording.spans import is_smelts
 from smelt.capture.recording.tensor_slots import Record, Slot, StateSlot, slot_type
+from smelt.capture.staging.counters import step_of
 from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, wrap
 from smelt.capture.staging.flow.stops import Again
 from smelt.capture.staging.objects.cached import calls_cache
@@ -63,8 +64,13 @@ class Reading(Recording):
         is_native = native is not None and type(native) is type(examples[0])
         found = ScalarSlot(ITEM_TYPES[kind], examples, is_native)
         found.within = self.recorder.ranges.of(slot, self.recorder.records)
+        step = step_of(slot, self.recorder.records) if is_native else None
         self.append("aten.item.default", [slot], {}, [found])
-        return wrap(found)
+        return wrap(found if step is None else self.as_counted(found, step))
+
+    def as_counted(self, found: ScalarSlot, step: float) -> ScalarSlot:
+        """The number that stands for a counter's, which has just been advanced."""
+        return found
 
     def _examples_of(self, slot: Slot, native: object) -> tuple[object, ...]:
         type_ = slot_type(slot)

@@ -22,10 +22,12 @@ from smelt._torch.seen.dispatch import unseen
 from smelt.capture.convert.runtime import HIDDEN
 from smelt.capture.recording.spans import Site
 from smelt.capture.recording.tensor_slots import Slot, slot_type
+from smelt.capture.staging.counters import Counters
 from smelt.capture.staging.fakes import symbols
 from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
 from smelt.capture.staging.flow.stops import (
     AS_NATIVE,
+    COUNTED,
     GROWTH,
     NO_GROWTH,
     PARTLY,
@@ -93,6 +95,7 @@ class Region:
     outcome: Outcome = field(default_factory=Outcome)
     known: dict[Slot, bool] = field(default_factory=dict)
     asked: dict[tuple[str, int, str], int] = field(default_factory=dict)
+    counters: Counters = field(default_factory=Counters)
     answers: dict[Any, Any] = field(default_factory=dict)
     orders: int = 1
     begun: tuple[int, int] = (0, 0)
@@ -181,8 +184,34 @@ class Session(Reading):
         answer = None if inner is None else self.known(inner)
         return None if answer is None else not answer
 
+    @unwatched
+    def emit(self, op: str, *args: object, **kwargs: object) -> Any:
+        """As of `Recording`; what is computed of counters is computed once."""
+        counters = self.regions[-1].counters if self.regions else None
+        key = counters.key(op, args) if counters is not None and not kwargs else None
+        if counters is None or key is None or not self.is_on_all_paths or self.is_catchable():
+            return super().emit(op, *args, **kwargs)
+        known = counters.made(key)
+        if known is not None:
+            return wrap(known)
+        found = super().emit(op, *args)
+        if is_staged(found):
+            counters.note(key, slot_of(found))
+        return found
+
+    def as_counted(self, found: ScalarSlot, step: float) -> ScalarSlot:
+        """The number of the first counter that is where this one is, which the graph then expects."""
+        if COUNTED not in self.whole or not self.is_on_all_paths:
+            return found
+        first = self.regions[-1].counters.first(found, step)
+        if first is not found:
+            self.expect(slot_of(self.emit("py.eq", wrap(found), wrap(first))), True)
+        return first
+
     def expect(self, slot: Slot, answer: bool) -> bool:
         """Have a question one answer: the graph then holds for this one only. Where every run comes by."""
+        if isinstance(slot, ScalarSlot) and self.known(slot) is answer:
+            return answer
         read = slot
         if not isinstance(slot, ScalarSlot):
             read = ScalarSlot(BOOL, (answer,) * WORLDS)

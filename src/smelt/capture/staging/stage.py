@@ -54,6 +54,7 @@ from smelt.capture.staging.flow.merge import Merger
 from smelt.capture.staging.flow.ordering import check_unchanged
 from smelt.capture.staging.flow.stops import (
     AS_NATIVE,
+    COUNTED,
     GROWTH,
     NO_GROWTH,
     Again,
@@ -246,7 +247,7 @@ class _Run:
                     fixes_texts = True
                     continue
                 if GROWTH in whole:
-                    whole = {NO_GROWTH, *(whole & {AS_NATIVE})}
+                    whole = {NO_GROWTH, *(whole & {AS_NATIVE, COUNTED})}
                     continue
                 if (grew or isinstance(stop, CannotGrow)) and NO_GROWTH not in whole:
                     # Ways that part at a container may have come to where none goes, or have to meet in a loop.

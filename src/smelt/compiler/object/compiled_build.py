@@ -25,7 +25,7 @@ from smelt._torch.state import is_grad_enabled
 from smelt._torch.storage import without_elements
 from smelt.capture.reads.reads import ReadLog, RecorderBusy
 from smelt.capture.recording.kept_casts import KeptCast
-from smelt.capture.staging.flow.stops import AS_NATIVE, PARTLY
+from smelt.capture.staging.flow.stops import AS_NATIVE, COUNTED, PARTLY
 from smelt.capture.structure.state import STATE, Place, in_names, without_state
 from smelt.compiler.deciding.attempts import Attempts
 from smelt.compiler.deciding.call_profile import Look, Sight
@@ -116,6 +116,7 @@ class Builds:
         self._attempts = Attempts()
         self._exhausted = 0  # stagings that came to no end in their time
         self._as_native = False  # whether graphs are of ways that answers about numbers lead to
+        self._counts_apart = False  # whether counters that were one number have come apart
         self._unrecorded = 0  # of these calls, those that are to come
         self.is_idle = False  # of late every call was refused a build
         self._served = -1  # calls that were served by entries when the last one was
@@ -273,15 +274,17 @@ class Builds:
         self._attempts.kinds = look.call.kinds
         cause = self._table.note_misses(args, kwargs)
         self._count_build(missed, 1)
+        is_count = any(map(_expects_counts, missed))
+        self._counts_apart |= is_count
         program = ObservedProgram(
             self._target, self._name, self._settings,
-            next_path=bool(missed) and not (_show(missed) or self._as_native), freedom=look.freedom, state=self._places,
-            replaced=frozenset(self._table.replaced), alone=self._alone, took=self._turns.took, attempts=self._attempts,
-            ledger=self.ledger,
+            next_path=bool(missed) and not (_show(missed) or self._as_native or is_count), freedom=look.freedom,
+            state=self._places, replaced=frozenset(self._table.replaced), alone=self._alone, took=self._turns.took,
+            attempts=self._attempts, ledger=self.ledger,
         )  # fmt: skip
         program.learnt.exhausted = self._exhausted
-        if self._as_native:
-            program.learnt.whole = frozenset((AS_NATIVE,))
+        known = ((AS_NATIVE, self._as_native), (COUNTED, not self._counts_apart))
+        program.learnt.whole = frozenset(what for what, holds in known if holds)
         started = time.perf_counter()
         before = errors_in_programs()
         failure: Exception | None = None
@@ -460,6 +463,8 @@ class Builds:
             return  # calls are recorded, which autocast sees, until its region ends
         if entry.kept_casts:
             self._table.watch_autocast(row)
+        # Counters that have come apart seldom meet again; the new row serves both.
+        self._table.rows = tuple(r for r in self._table.rows if r not in missed or not _expects_counts(r))
         self._table.add(row)
         # Taken before anything is folded or packed: what changes meanwhile may be in the entry or not.
         before = Constants(entry.state)
@@ -750,6 +755,11 @@ def _watcher(get_builds: Callable[[], Builds | None], get_row: Callable[[], Row 
 def _by_data(missed: tuple[Row, ...]) -> bool:
     """Whether data led a call away from these rows, and not its sizes alone: then their paths are counted instead."""
     return any(row.entry is None or not row.entry.forms for row in missed)
+
+
+def _expects_counts(row: Row) -> bool:
+    """Whether a row's graph holds only while counters are one number."""
+    return row.entry is not None and row.entry.expects_counts
 
 
 def _show(missed: tuple[Row, ...]) -> bool:

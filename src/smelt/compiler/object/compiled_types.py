@@ -84,6 +84,10 @@ class Entry(Protocol):
         """Whether a call talks to other processes."""
 
     @property
+    def expects_counts(self) -> bool:
+        """Whether its graph holds while counters that were one number are."""
+
+    @property
     def prints(self) -> bool:
         """Whether a call prints something, or gives a warning."""
 

@@ -29,6 +29,8 @@ GROWTH, NO_GROWTH = "growth", "no growth"
 """Of a run: containers that grow on one path only are values of the graph; that led to nothing."""
 AS_NATIVE = "as native"
 """Of a run: where data decide, the graph holds for the way that the recorded run went."""
+COUNTED = "counted"
+"""Of a run: counters that held one number in the recorded run are one number, which the graph expects."""
 
 
 class Stop(BaseException):
