@@ -91,6 +91,9 @@ class _Schedule:
             for root in aliases.of_all(values_in(arg)):
                 self.uses[root] = self.uses.get(root, 0) + 1
         self.left = dict(self.uses)
+        self.nbytes = {root: nbytes(root) for root in self.users}
+        # Of what each node makes.
+        self.made = {n: sum(self.nbytes[r] for r in n.results if r in touched) for n, touched in self.roots.items()}
 
     def _touched(self, node: Node) -> frozenset[Value]:
         """Memory made in this region that a node reads, writes or makes."""
@@ -107,11 +110,12 @@ class _Schedule:
         left = dict(self.uses)
         alive = most = 0
         for node in nodes:
-            alive += sum(nbytes(r) for r in node.results if r in self.roots[node])
+            alive += self.made[node]
             most = max(most, alive)
             for root in self.roots[node]:
                 left[root] -= 1
-                alive -= nbytes(root) if left[root] == 0 else 0
+                if left[root] == 0:
+                    alive -= self.nbytes[root]
         return most
 
     def nodes(self) -> list[Node]:
@@ -171,8 +175,7 @@ class _Schedule:
 
     def _growth(self, node: Node) -> int:
         """Bytes alive after a node more than before it."""
-        made = sum(nbytes(r) for r in node.results if r in self.roots[node])
-        return made - sum(nbytes(root) for root in self.roots[node] if self.left[root] == 1)
+        return self.made[node] - sum(self.nbytes[root] for root in self.roots[node] if self.left[root] == 1)
 
 
 def _predecessors(source: list[Node], needs: dict[Node, set[Value]], aliases: Aliases) -> dict[Node, set[Node]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import lru_cache
 
 import torch
 
@@ -110,4 +111,10 @@ def number(value: float | int | bool, dtype: DType) -> Const:
         raise Unfusible(f"{dtype} is no type of a nest")
     if dtype is DType.F64:
         return Const(float(value), dtype)
-    return Const(torch.tensor(float(value), dtype=torch.float64).to(dtype_to_torch(dtype)).item(), dtype)
+    return Const(_nearest(float(value).hex(), dtype), dtype)
+
+
+@lru_cache(maxsize=1024)
+def _nearest(text: str, dtype: DType) -> float:
+    """The dtype's number nearest to one that is written exactly: of two zeros, too, each is itself."""
+    return torch.tensor(float.fromhex(text), dtype=torch.float64).to(dtype_to_torch(dtype)).item()
