@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import textwrap
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -255,3 +257,10 @@ def test_threads_enter_modes_of_their_own() -> None:
     types.append(type(torch.ones(2)))
     assert types == [torch.Tensor, torch.Tensor]
     assert not logging.getLogger("torch._subclasses.fake_tensor").disabled
+
+
+@pytest.mark.parametrize("state", [torch.inference_mode, lambda: torch.device("meta")], ids=["inference", "device"])
+def test_plain_fakes_are_made_whatever_state_the_first_program_runs_in(state: Callable[[], Any]) -> None:
+    plain_fake._is_as_known.cache_clear()
+    with state():
+        assert plain_fake._is_as_known()

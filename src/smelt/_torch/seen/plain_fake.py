@@ -71,10 +71,12 @@ def _is_as_known() -> bool:
     """Whether torch finds what is made here, and makes what shares its memory upon it."""
     try:
         mode = light_mode(FakeTensorMode)
-        known = torch.empty(2)
-        made = PlainFakes(mode).of(known)
-        found = mode.from_tensor(known, static_shapes=True)
-        alias = mode.from_tensor(known.detach(), static_shapes=True)
+        # It is asked once in a process, perhaps by a program that runs in inference mode or with a default device.
+        with torch.inference_mode(False):
+            known = torch.empty(2, device="cpu")
+            made = PlainFakes(mode).of(known)
+            found = mode.from_tensor(known, static_shapes=True)
+            alias = mode.from_tensor(known.detach(), static_shapes=True)
     except Exception:  # pragma: no cover - another torch
         return False
     return isinstance(made, FakeTensor) and found is made and storage_key(alias) == storage_key(made)
