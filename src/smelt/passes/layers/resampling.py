@@ -157,7 +157,7 @@ commute_resampling = Pass(
 )
 expand_resampling = Pass(
     "expand-resampling",
-    "%1 = upsample_bilinear2d %x, ...   ==>   %2 = index_select %x, ...; ...; %1 = add ...",
+    "%1 = upsample_bilinear2d %x, ...   ==>   %2 = weighted columns of %x; %1 = weighted rows of %2",
     _expand,
     rounding=True,
 )
