@@ -37,10 +37,13 @@ def _late(number: int, frame: Any) -> None:
 def _as_before() -> Iterator[None]:
     before = [vars(owner).get(name) for owner, name in PATCHED]
     alarm = signal.signal(signal.SIGALRM, _late)
+    # A shell has what it runs in the background ignore the key.
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     assert signal.getsignal(signal.SIGALRM) is _late
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     signal.signal(signal.SIGALRM, alarm)
+    signal.signal(signal.SIGINT, interrupt)
     assert [vars(owner).get(name) for owner, name in PATCHED] == before
     assert sys.getprofile() is None and not torch._C._len_torch_dispatch_stack()
 

@@ -127,8 +127,8 @@ class Wrapper:
 
 def data(type_: Any, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    whole = torch.randn(4096, generator=generator)
     size = 1 + sum((n - 1) * t for n, t in zip(type_.sizes, type_.steps, strict=True)) if type_.numel else 0
+    whole = torch.randn(max(4096, size), generator=generator)
     dtype = dtype_to_torch(type_.dtype)
     # Booleans are masks of which some elements are set, ints are places.
     flat = whole[:size].abs() + 0.1 if dtype.is_floating_point else (torch.arange(size) % 3 == 0)

@@ -102,15 +102,17 @@ def check(
     form: Form | None = None,
     r: int = 0,
     b: int = 0,
+    wanted: Sequence[torch.Tensor] | None = None,
 ) -> TritonKernel:
-    """The nest's kernel gives what the evaluator gives, and writes nothing else; the kernel.
+    """The nest's kernel gives what the evaluator gives, or what is `wanted`, and writes nothing else; the kernel.
 
     Of the form rows, that with several rows in a program, too.
     """
     if form == "rows" and not r:
-        check(nest, inputs, *outputs, tolerance=tolerance, form=form, r=4)
+        check(nest, inputs, *outputs, tolerance=tolerance, form=form, r=4, wanted=wanted)
     want = [t.clone() for t in outputs]
     failed = evaluate_nest(nest, [*inputs, *want])
+    want = want if wanted is None else list(wanted)
     kernel = emit_triton(nest, form, r, b)
     got, beyond = zip(*map(fenced, outputs), strict=True)
     assert interpreter().run(kernel, [*inputs, *got]) == failed

@@ -153,7 +153,14 @@ def test_operations(record: KernelOp, dtype: DType) -> None:
     made, tensors, out = _of_operation(record, dtype)
     exact = record.exact or record.family in ("arithmetic", "modulo", "comparison", "bits")
     tolerance = 0.0 if exact and record.name != "fma" else 1e-2 if dtype.is_half else 1e-5
-    check(made, tensors, out, tolerance=tolerance)
+    wanted = None
+    if record.name == "gelu":
+        # Of an infinite float, oneDNN's is NaN on CPUs with AVX-512. Of doubles it is torch's own.
+        wide, doubles, limit = _of_operation(record, DType.F64)
+        evaluate_nest(wide, [*doubles, limit])
+        wanted = [limit.to(out.dtype)]
+        assert math.inf in wanted[0]
+    check(made, tensors, out, tolerance=tolerance, wanted=wanted)
 
 
 def test_signs_of_zeros_and_powers() -> None:
