@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import pytest
@@ -73,7 +74,13 @@ def test_samples_equal_eager(record: OpRecord) -> None:
             continue
         if not program.kernels or sum(one.kernel.programs for one in program.kernels) > _MOST_PROGRAMS:
             continue
-        want = evaluate(graph, tensors)
+        if any(memory.kind == "generator" for memory in program.memories):
+            continue  # A GPU's generator has numbers of its own: `test_random.py` compares these.
+        # Of an infinite float, oneDNN's gelu is NaN on CPUs with AVX-512.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with torch.backends.mkldnn.flags(enabled=False):
+                want = evaluate(graph, tensors)
         for ours, eager in zip(interpreted(program, tensors), want, strict=True):
             assert (ours.dtype, ours.shape) == (eager.dtype, eager.shape)
             tolerance = 4 * torch.finfo(eager.dtype).eps if eager.dtype.is_floating_point else 0.0
