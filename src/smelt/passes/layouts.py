@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from smelt.diag import InternalError
-from smelt.ir import Node, Region, TensorType, TupleType, Type, Value, map_values
+from smelt.ir import MemoryFormat, Node, Region, TensorType, TupleType, Type, Value, map_values
 from smelt.ops.effects import aliases, effects
 from smelt.ops.registry import schema_of
 from smelt.ops.typing import infer
+from smelt.passes.base import emitter
 from smelt.rewrite import Rewriter
 
 # Nodes that the change of one value may reach before it is given up.
@@ -57,6 +58,18 @@ def set_layouts(rewriter: Rewriter, changes: Mapping[Value, Value], nodes: Seque
     for node in _in_order(rewriter, nodes):
         again = rewriter.insert(node.op, node.args, _types(node), node.kwargs, before=node)
         rewriter.replace_node(node, list(again.results))
+
+
+def replace_result(rewriter: Rewriter, node: Node, made: Value) -> None:
+    """Erase a node and use a value of another memory layout for its result; where readers need its own, a copy."""
+    result = node.result
+    assert isinstance(made.type, TensorType)
+    plan = plan_layouts({result: made.type})
+    if plan is None:
+        with rewriter.builder.at(node):
+            made = emitter(rewriter).call("aten.clone.default", made, memory_format=MemoryFormat("contiguous_format"))
+    set_layouts(rewriter, {result: made}, plan or [])
+    rewriter.erase(node)
 
 
 def _in_order(rewriter: Rewriter, nodes: Sequence[Node]) -> list[Node]:

@@ -3,7 +3,8 @@
     %y = upsample_bilinear2d(%x, [32, 32], False)
 ==> %l, %r = columns of %x left and right of each column of the result; %m = (1 - w) * %l + w * %r; the same of rows
 
-Columns first: then only an image as high as the first is gathered element by element, and rows are read as they lie.
+Columns first: then only an image as high as the first is gathered element by element, and rows are read in their
+memory layout.
 """
 
 from __future__ import annotations

@@ -10,15 +10,14 @@ no zero is multiplied. Frames lie with their channels side by side, as kernels r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from smelt.analysis import is_static
-from smelt.ir import DType, Graph, MemoryFormat, Node, TensorType, Value
+from smelt.ir import Graph, Node, Value
 from smelt.passes.base import Pass, PassContext, call_of, emitter
-from smelt.passes.layouts import plan_layouts, set_layouts
-from smelt.passes.matching import is_autocast, static_tensor
+from smelt.passes.layers.convolutions import of_axis, rewritable
+from smelt.passes.layouts import replace_result
+from smelt.passes.matching import static_tensor
 from smelt.rewrite import Rewriter
 
 _CONVOLUTION = "aten.conv3d.default"
@@ -36,28 +35,11 @@ class _Frames:
 
 def _run(graph: Graph, context: PassContext) -> bool:
     rewriter = context.rewriter(graph)
-    nodes = [n for n in graph.walk() if n.op == _CONVOLUTION and not is_autocast(n)]
-    if not nodes:
-        return False
-    found = context.dependence(graph)
-    for node in nodes:
-        call = call_of(node)
-        weight, bias = call["weight"], call["bias"]
-        if not isinstance(weight, Value) or not is_static(weight, found) or call["groups"] != 1:
-            continue
-        types = [static_tensor(v) for v in (call["input"], weight, node.result, *([] if bias is None else [bias]))]
-        if any(t is None or t.dtype is not DType.F32 or not all(type(n) is int and n for n in t.sizes) for t in types):
-            continue
-        if types[0] is not None and len(types[0].sizes) == 5:
+    for node in rewritable(graph, context, (_CONVOLUTION,)):
+        x = static_tensor(call_of(node)["input"])
+        if x is not None and len(x.sizes) == 5:
             _rewrite(rewriter, node)
     return rewriter.edits > 0
-
-
-def _of_axis(arg: object, axis: int) -> int | None:
-    """What an option says of an axis."""
-    if isinstance(arg, tuple):
-        arg = arg[axis if len(arg) == 3 else 0]
-    return arg if type(arg) is int else None
 
 
 def _classes(sizes: tuple[int, int], taps: int, step: int, border: int, dilation: int) -> list[_Frames]:
@@ -77,7 +59,7 @@ def _classes(sizes: tuple[int, int], taps: int, step: int, border: int, dilation
 
 def _rewrite(rewriter: Rewriter, node: Node) -> None:
     call = call_of(node)
-    options = [[_of_axis(call[name], axis) for axis in range(3)] for name in ("stride", "padding", "dilation")]
+    options = [[of_axis(call[name], axis) for axis in range(3)] for name in ("stride", "padding", "dilation")]
     x, weight, out = (static_tensor(v) for v in (call["input"], call["weight"], node.result))
     if x is None or weight is None or out is None or any(n is None for option in options for n in option):
         return
@@ -104,12 +86,7 @@ def _rewrite(rewriter: Rewriter, node: Node) -> None:
             parts.append(emit.call("aten.reshape.default", made, (x.sizes[0], one.count, *out.sizes[3:], out.sizes[1])))
         whole = parts[0] if len(parts) == 1 else emit.call("aten.cat.default", tuple(parts), 1)
         whole = emit.call("aten.permute.default", whole, (0, 4, 1, 2, 3))
-        assert isinstance(whole.type, TensorType)
-        plan: Sequence[Node] | None = plan_layouts({node.result: whole.type})
-        if plan is None:
-            whole, plan = emit.call("aten.clone.default", whole, memory_format=MemoryFormat("contiguous_format")), []
-    set_layouts(rewriter, {node.result: whole}, plan)
-    rewriter.erase(node)
+    replace_result(rewriter, node, whole)
 
 
 images_of_frames = Pass(

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from smelt.analysis import is_static
-from smelt.ir import Arg, DType, Graph, MemoryFormat, Node, TensorType, Value
+from smelt.ir import Graph, Node, TensorType, Value
 from smelt.ops.record import Emitter
 from smelt.passes.base import Pass, PassContext, call_of, emitter
-from smelt.passes.layouts import plan_layouts, set_layouts
-from smelt.passes.matching import is_autocast, static_tensor
+from smelt.passes.layers.convolutions import of_axis, rewritable
+from smelt.passes.layouts import replace_result
+from smelt.passes.matching import static_tensor
 from smelt.rewrite import Rewriter
 
 _CONVOLUTIONS = {
@@ -51,18 +51,7 @@ class _Axis:
 
 def _run(graph: Graph, context: PassContext) -> bool:
     rewriter = context.rewriter(graph)
-    nodes = [n for n in graph.walk() if n.op in _CONVOLUTIONS and not is_autocast(n)]
-    if not nodes:
-        return False
-    found = context.dependence(graph)
-    for node in nodes:
-        call = call_of(node)
-        weight, bias = call["weight"], call["bias"]
-        if not isinstance(weight, Value) or not is_static(weight, found) or call["groups"] != 1:
-            continue
-        types = [static_tensor(v) for v in (call["input"], weight, node.result, *([] if bias is None else [bias]))]
-        if any(t is None or t.dtype is not DType.F32 or not all(type(n) is int and n for n in t.sizes) for t in types):
-            continue
+    for node in rewritable(graph, context, _CONVOLUTIONS):
         axes = _axes(node)
         if axes is not None:
             _rewrite(rewriter, node, axes)
@@ -77,7 +66,7 @@ def _axes(node: Node) -> list[_Axis] | None:
     count = len(weight.sizes) - 2
     found = []
     for axis in range(count):
-        stride, padding, dilation = (_of_axis(call[name], axis) for name in ("stride", "padding", "dilation"))
+        stride, padding, dilation = (of_axis(call[name], axis) for name in ("stride", "padding", "dilation"))
         if stride is None or padding is None or dilation != 1:
             return None
         one = _axis(x.sizes[2 + axis], out.sizes[2 + axis], weight.sizes[2 + axis], stride, padding)
@@ -87,12 +76,6 @@ def _axes(node: Node) -> list[_Axis] | None:
     if prod(one.places for one in found) > _MOST_WASTE * prod(x.sizes[2:]) and prod(x.sizes[2:]) > 1:
         return None
     return found
-
-
-def _of_axis(arg: Arg, axis: int) -> int | None:
-    if isinstance(arg, tuple):
-        arg = arg[axis if len(arg) > 1 else 0]
-    return arg if type(arg) is int else None
 
 
 def _axis(image: int, result: int, window: int, stride: int, padding: int) -> _Axis | None:
@@ -113,12 +96,7 @@ def _rewrite(rewriter: Rewriter, node: Node, axes: Sequence[_Axis]) -> None:
         emit = emitter(rewriter)
         is_row = prod(x.sizes[2:]) == 1 and all(one.first == 0 and one.result == one.stride * one.taps for one in axes)
         made = _row(emit, node, out) if is_row else _woven(emit, node, axes)
-        assert isinstance(made.type, TensorType)
-        plan: Sequence[Node] | None = plan_layouts({node.result: made.type})
-        if plan is None:
-            made, plan = emit.call("aten.clone.default", made, memory_format=MemoryFormat("contiguous_format")), []
-    set_layouts(rewriter, {node.result: made}, plan)
-    rewriter.erase(node)
+    replace_result(rewriter, node, made)
 
 
 def _row(b: Emitter, node: Node, out: TensorType) -> Value:

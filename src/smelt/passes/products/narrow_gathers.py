@@ -13,17 +13,16 @@ goes the other way reads the flipped columns of a right matrix that is static.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from smelt.analysis import is_static
-from smelt.ir import Arg, DType, Graph, MemoryFormat, Node, TensorType, Value, clone_node
+from smelt.ir import Arg, DType, Graph, Node, Value, clone_node
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import evaluate
 from smelt.passes.base import Pass, PassContext, call_of, emitter
-from smelt.passes.layouts import plan_layouts, set_layouts
+from smelt.passes.layouts import replace_result
 from smelt.passes.matching import Disturbances, is_autocast, is_used_once, static_tensor
 from smelt.rewrite import Rewriter
 
@@ -177,13 +176,7 @@ def _rewrite(rewriter: Rewriter, gather: Node, product: Node, read: _Read) -> No
             flat = emit.call("aten.slice.Tensor", flat, -1, read.base, read.base + rows * (width - 1))
             lines = emit.call("aten.view.default", flat, (*outer, rows, width - 1))
             made = emit.call("aten.slice.Tensor", lines, -1, 0, columns)
-        assert isinstance(made.type, TensorType)
-        plan = plan_layouts({gather.result: made.type})
-        if plan is None:
-            made, plan = emit.call("aten.clone.default", made, memory_format=MemoryFormat("contiguous_format")), []
-    changes: Mapping[Value, Value] = {gather.result: made}
-    set_layouts(rewriter, changes, plan)
-    rewriter.erase(gather)
+    replace_result(rewriter, gather, made)
     rewriter.erase(product)
 
 
