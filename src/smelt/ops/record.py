@@ -90,6 +90,8 @@ class Trait(Flag):
     # --- what it takes
     ANY_LAYOUT = auto()
     """Computes the same from any strides, and torch's meta kernel tells the result's exactly."""
+    LIES_AS_OPERAND = auto()
+    """Where a kernel of our own computes it, its result best lies in the order of its largest operand's dimensions."""
     ANY_SHAPE = auto()
     """Takes a tensor of any rank and sizes, whatever its other arguments."""
     ANY_TENSOR = auto()

@@ -192,19 +192,29 @@ def _user_levels(body: Sequence[_Seen], nouter: int, inner: set[str]) -> dict[st
 
 
 def _sorted(nest: Nest) -> Nest:
-    """Outer loops in the order of the first stored buffer's memory."""
-    store = next((s for s in nest.body if isinstance(s, Store)), None)
-    if store is None or nest.ordered:
+    """Outer loops in the order of the first stored buffer's memory, and so the inner ones of a store along them."""
+    stores = [s for s in nest.body if isinstance(s, Store)]
+    if not stores or nest.ordered:
         return nest
-    strides = store.index.strides
-    with blind():
-        order = sorted(range(len(nest.outer)), key=lambda k: -abs(strides[k]))
-    return _permuted(nest, order)
-
-
-def _permuted(nest: Nest, order: Sequence[int]) -> Nest:
     nouter = len(nest.outer)
-    whole = [*order, *range(nouter, len(nest.sizes))]
+    along = next((s for s in stores if any(s.index.strides[nouter:])), None)
+    with blind():
+        strides = stores[0].index.strides
+        order = sorted(range(nouter), key=lambda k: -abs(strides[k]))
+        inner = list(range(nouter, len(nest.sizes)))
+        if along is not None and not any(map(_has_order, nest.body)):
+            strides = along.index.strides
+            inner.sort(key=lambda k: -abs(strides[k]))
+    return _permuted(nest, order, inner)
+
+
+def _has_order(statement: Statement) -> bool:
+    """Whether a statement tells in which order the inner loops are: one before another, or the first of several."""
+    return isinstance(statement, Scan) or (isinstance(statement, Reduce) and statement.kind.startswith("arg"))
+
+
+def _permuted(nest: Nest, order: Sequence[int], inner: Sequence[int]) -> Nest:
+    whole = [*order, *inner]
     if whole == list(range(len(whole))):
         return nest
     to = {old: new for new, old in enumerate(whole)}
@@ -216,7 +226,8 @@ def _permuted(nest: Nest, order: Sequence[int]) -> Nest:
         return Position(to[expr.loop]) if isinstance(expr, Position) else None
 
     body = tuple(mapped_statement(s, swap, at) for s in nest.body)
-    return replace(nest, outer=tuple(nest.outer[k] for k in order), body=body)
+    sizes = nest.sizes
+    return replace(nest, outer=tuple(sizes[k] for k in order), inner=tuple(sizes[k] for k in inner), body=body)
 
 
 def _merged(nest: Nest) -> Nest:

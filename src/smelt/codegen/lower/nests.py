@@ -48,6 +48,10 @@ from smelt.ir import DType, Node, TensorType, Type, Value
 from smelt.ir.sizes import current_trace, is_symbolic
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.meta import CannotRun, meta_outcome
+from smelt.ops.record import Trait
+from smelt.ops.sets import where
+
+_LIES_AS_OPERAND = where(Trait.LIES_AS_OPERAND)
 
 
 class Nests:
@@ -351,7 +355,8 @@ class Nests:
     def _layouts(self, group: Group) -> dict[Value, tuple[int, ...]] | None:
         """Strides of what is stored; None where torch would give strides that overlap or leave gaps.
 
-        What leaves the program has eager's. Other results lie as torch would lay them for operands that lie as they do.
+        What leaves the program has eager's. Other results lie as torch would lay them for operands that lie as they do,
+        those of norms over channels, joins and resamplings as their largest operand does.
         """
         ctx = self.ctx
         lies: dict[Value, tuple[int, ...]] = {}
@@ -372,6 +377,9 @@ class Nests:
                 and not same_layout(v.type.sizes, t.steps, v.type.steps)
                 for t, v in zip(types, node.operands(), strict=True)
             )  # fmt: skip
+            if moved and node.op in _LIES_AS_OPERAND and (steps := _as_operand(node, types)) is not None:
+                lies[node.results[0]] = steps
+                continue
             if not moved or node.op not in ANY_LAYOUT:
                 continue
             try:
@@ -429,6 +437,21 @@ class Evaluated:
         """Compute from the buffers' tensors and write the results."""
         if evaluate_nest(self.nest, tensors):
             raise IndexError("index out of range in self")
+
+
+def _as_operand(node: Node, types: Sequence[Type]) -> tuple[int, ...] | None:
+    """Strides of a node's result in the order of its largest operand's dimensions; None where that tells none.
+
+    types: of all operands, as they lie.
+    """
+    tensors = [t for t in types if isinstance(t, TensorType) and not is_symbolic((*t.sizes, *t.steps))]
+    result = node.results[0].type
+    if len(tensors) < len(types) or not isinstance(result, TensorType) or is_symbolic(result.sizes):
+        return None
+    largest = max(tensors, key=lambda t: t.numel)
+    if len(largest.sizes) != len(result.sizes) or not is_dense(largest.sizes, largest.steps):
+        return None
+    return _without_gaps(result.sizes, largest.steps)
 
 
 def _without_gaps(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:

@@ -195,7 +195,7 @@ INDEXING: tuple[OpRecord, ...] = (
                 sample([torch.empty(0), floats(2, 3)]),
             ]
         ),
-        traits=Trait.ANY_LAYOUT | Trait.READS_ALL | Trait.SHRINKS,
+        traits=Trait.ANY_LAYOUT | Trait.LIES_AS_OPERAND | Trait.READS_ALL | Trait.SHRINKS,
     ),
     OpRecord(
         "aten.stack.default",

@@ -133,14 +133,14 @@ NN: tuple[OpRecord, ...] = (
         "torch.instance_norm",
         fixed(lambda: [sample(floats(2, 3, 8), None, None, None, None, True, 0.1, 1e-5, True)]),
         writes=_running_stats,
-        traits=Trait.IGNORES_AUTOCAST | Trait.KEPT_IN_F32 | Trait.READS_ALL,
+        traits=Trait.IGNORES_AUTOCAST | Trait.KEPT_IN_F32 | Trait.LIES_AS_OPERAND | Trait.READS_ALL,
     ),
     OpRecord(
         "aten.group_norm.default",
         "torch.group_norm",
         fixed(lambda: [sample(floats(2, 4, 3), 2), sample(floats(2, 4, 3), 2, floats(4), floats(4))]),
         source="arXiv:1803.08494",
-        traits=Trait.IGNORES_AUTOCAST | Trait.KEPT_IN_F32 | Trait.READS_ALL,
+        traits=Trait.IGNORES_AUTOCAST | Trait.KEPT_IN_F32 | Trait.LIES_AS_OPERAND | Trait.READS_ALL,
     ),
     OpRecord(
         "aten.dropout.default",
@@ -197,6 +197,7 @@ NN: tuple[OpRecord, ...] = (
         "aten.upsample_nearest2d.vec",
         "torch.ops.aten.upsample_nearest2d",
         fixed(lambda: [sample(floats(1, 2, 3, 3), None, [2.0, 2.0])]),
+        traits=Trait.LIES_AS_OPERAND,
     ),
     OpRecord(
         "aten.one_hot.default",
