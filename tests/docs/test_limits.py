@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from smelt.capture.staging import session
+from smelt.capture.staging.flow import paths
 from smelt.compiler.object import compiled_table
 from smelt.diag import limits
 
@@ -20,4 +20,4 @@ def test_each_limit_has_a_row_and_is_what_counts() -> None:
     assert len(values) == len(limits.LIMITS)
     assert sorted(map(float, values.values())) == sorted(float(one.value) for one in limits.LIMITS)
     assert (compiled_table.ENTRY_LIMIT, compiled_table.STORM_LIMIT) == (limits.ENTRIES, limits.BUILDS)
-    assert session.MOST_PATHS == limits.STAGED_PATHS
+    assert paths.MOST_PATHS == limits.STAGED_PATHS

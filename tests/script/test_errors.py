@@ -13,7 +13,7 @@ from torch import nn
 
 import smelt
 from smelt import CaptureError
-from smelt.capture.scripting.session import ScriptSession
+from smelt.capture.scripting.domain import Open
 from tests.script.checking import agrees
 
 HERE = __file__
@@ -331,7 +331,7 @@ def many_ways(x: torch.Tensor, n: int):
 
 
 @pytest.mark.parametrize(
-    "limit", ["smelt.capture.scripting.run._STEPS", f"{ScriptSession.__module__}.ScriptSession.most_explored"]
+    "limit", ["smelt.capture.scripting.run._STEPS", f"{Open.__module__}.Open.most_explored"]
 )
 def test_ways_that_multiply_come_to_an_end_at_a_line(limit, monkeypatch):
     monkeypatch.setattr(limit, 40)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.capture.staging import session
+from smelt.capture.staging.flow import paths
 from smelt.capture.staging import stage as staging
 
 
@@ -71,7 +71,7 @@ def test_short_loops_that_grow_know_all_sizes(most: int, monkeypatch: pytest.Mon
                 break
         return y * 2
 
-    monkeypatch.setattr(session, "MOST_PATHS", most)
+    monkeypatch.setattr(paths, "MOST_PATHS", most)
     compiled = smelt.compile(grow)
     for _ in range(3):
         for value in (3.0, 0.5, -1.0, 30.0):

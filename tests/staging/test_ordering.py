@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.capture.staging import session
-from smelt.capture.staging.session import Session
+from smelt.capture.staging.flow import paths
 
 DATA = ([3.0, 1.0, 2.0, 1.0], [0.0, 5.0, -1.0, 5.0], [-2.0, -2.0, 9.0, 1.0], [float("nan"), 1.0, 0.0, float("nan")])
 
@@ -172,10 +171,10 @@ def ranked(x: torch.Tensor) -> Any:
 def test_ways_that_multiply_are_given_up_early_and_told(
     program: Any, most: int, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "_MULTIPLIED", 12)
+    monkeypatch.setattr(paths, "_MULTIPLIED", 12)
     explored: list[Any] = []
-    explore = Session._explore
-    monkeypatch.setattr(Session, "_explore", lambda self, *a: (explored.append(a), explore(self, *a))[1])
+    explore = paths.Paths._explore
+    monkeypatch.setattr(paths.Paths, "_explore", lambda self, *a: (explored.append(a), explore(self, *a))[1])
     compiled = smelt.compile(program)
     for data in ([3.0, 1.0, 2.0, 5.0, 0.0, 4.0], [0.0, 1.0, -2.0, 3.0, 9.0, 8.0]):
         x = torch.tensor(data)

@@ -24,8 +24,8 @@ def explored(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         try:
             return once(self, session, *args)
         finally:
-            count[0] += session.paths
-            count.append(session.paths)
+            count[0] += session.paths.count
+            count.append(session.paths.count)
 
     monkeypatch.setattr(_Run, "_once", counted)
     return count

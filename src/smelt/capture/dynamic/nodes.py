@@ -112,7 +112,7 @@ class SizeNode:
         session = current.found() if file else None
         if session is not None:
             # C asks; `torch.tensor([n])` of a converted function need not.
-            session.want_free(is_text=False)
+            session.reading.want_free(is_text=False)
         if type(number) is SizeFloat:
             return self.trace.fix_float(number)
         if type(number) is Size:

@@ -93,7 +93,7 @@ def _fixed(value: object, use: str = "") -> Any:
     """The same where Python's own code asks: in converted code it need not. use: what it asks for, for reports."""
     session = current.found()
     if session is not None:
-        session.want_free(is_text=use == _TEXT, is_key=use == _KEY)
+        session.reading.want_free(is_text=use == _TEXT, is_key=use == _KEY)
     node = node_of(value)
     if node is None:
         return value
@@ -106,7 +106,7 @@ def _mixed(op: str, a: object, b: object) -> Any:
     if found is NotImplemented:
         session = current.found()
         if session is not None and any(isinstance(v, str) for v in (a, b)):
-            session.want_free(is_text=True)
+            session.reading.want_free(is_text=True)
         if op == "py.mul" and any(isinstance(v, (list, tuple, str, bytes)) for v in (a, b)):
             return _fixed(a, _LENGTH) * _fixed(b, _LENGTH)
         if session is not None:

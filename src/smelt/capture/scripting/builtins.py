@@ -16,8 +16,8 @@ import torch
 
 from smelt.capture.convert.runtime import Args, Kwargs
 from smelt.capture.scripting import checks, quiet
+from smelt.capture.scripting.domain import Open
 from smelt.capture.scripting.functions import run_builtin, run_converted
-from smelt.capture.scripting.session import ScriptSession
 from smelt.capture.scripting.values import conversions, tensors
 from smelt.capture.scripting.values.casts import is_legacy
 from smelt.capture.scripting.values.sequences import OpenTuple, PlainShape, ShapeObject
@@ -32,9 +32,9 @@ from smelt.ir import ANY, INT, DictType, DType, ListType, TupleType
 from smelt.ops.python import in_python
 
 if TYPE_CHECKING:
-    from smelt.capture.scripting.runtime import ScriptRuntime
+    from smelt.capture.scripting.runtime import OpenRuntime
 
-Handler = Callable[[ScriptSession, "ScriptRuntime", Args, Kwargs], object]
+Handler = Callable[[Open, "OpenRuntime", Args, Kwargs], object]
 """What answers for a call of a builtin; `NotImplemented` where the call is as any other."""
 
 
@@ -46,20 +46,20 @@ def handler_of(fn: object) -> Handler | None:
         return None
 
 
-def _len(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
+def _len(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
     (value,) = args
     if isinstance(value, ShapeObject):
-        return session.rank(value.of) if value.of is not None else session.emit("py.len", value)
-    if isinstance(value, torch.Tensor) and tensors.is_symbolic(session, value):
-        if session.type_of(value).rank == 0:
+        return domain.rank(value.of) if value.of is not None else domain.emit("py.len", value)
+    if isinstance(value, torch.Tensor) and tensors.is_symbolic(domain, value):
+        if domain.type_of(value).rank == 0:
             raise TypeError("len() of a 0-d tensor")
-        return session.size(value, 0)
+        return domain.session.size(value, 0)
     is_ours = is_staged(value) or isinstance(value, StagedSequence)
     own = None if is_ours else getattr(type(value), "__len__", None)
-    return run_converted(session, own, (value,), {}) if isinstance(own, FunctionType) else NotImplemented
+    return run_converted(domain, own, (value,), {}) if isinstance(own, FunctionType) else NotImplemented
 
 
-def _getattr(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
+def _getattr(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
     try:
         return runtime.getattr_(0, args[0], args[1])
     except AttributeError:
@@ -68,81 +68,77 @@ def _getattr(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs:
         return args[2]
 
 
-def _setattr(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
+def _setattr(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
     runtime.setattr_(0, *args)
     return None
 
 
-def _isinstance(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
+def _isinstance(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
     value, classes = args
     of_class = class_of(value)
     if of_class is not None:
         return isinstance(of_class(), classes)
     if is_staged(value) and slot_of(value).type == ANY:
-        return session.cannot("the program reads the class of a value of unknown kind", "annotate the parameter")
+        return domain.cannot("the program reads the class of a value of unknown kind", "annotate the parameter")
     if isinstance(value, torch.Tensor):
         kinds = classes if isinstance(classes, tuple) else (classes,)
-        if session.type_of(value).dtype == DType.UNKNOWN and any(map(is_legacy, kinds)):
-            return _is_of_kinds(session, runtime, value, kinds)
+        if domain.type_of(value).dtype == DType.UNKNOWN and any(map(is_legacy, kinds)):
+            return _is_of_kinds(domain, runtime, value, kinds)
         takes_tensors = any(isinstance(k, type) and issubclass(torch.Tensor, k) for k in kinds)
-        if session.recorder.slot_of(value) in session.assumable and not takes_tensors:
+        if domain.recorder.slot_of(value) in domain.assumable and not takes_tensors:
             return False
-        if tensors.is_symbolic(session, value):
+        if tensors.is_symbolic(domain, value):
             return isinstance(torch.empty(0), classes)
     return NotImplemented
 
 
-def _is_of_kinds(
-    session: ScriptSession, runtime: ScriptRuntime, value: torch.Tensor, kinds: tuple[object, ...]
-) -> object:
+def _is_of_kinds(domain: Open, runtime: OpenRuntime, value: torch.Tensor, kinds: tuple[object, ...]) -> object:
     """Whether a tensor whose element type a run knows is an instance of one of several classes."""
     tests = [
-        (lambda k=k: session.emit("py.eq", session.attribute(value, "dtype"), k.dtype)) if is_legacy(k)
-        else (lambda k=k: _isinstance(session, runtime, (value, k), {}))
+        (lambda k=k: domain.emit("py.eq", domain.attribute(value, "dtype"), k.dtype)) if is_legacy(k)
+        else (lambda k=k: _isinstance(domain, runtime, (value, k), {}))
         for k in kinds
     ]  # fmt: skip
     return runtime.or_(0, *tests)
 
 
-def _is_open(session: ScriptSession, items: object) -> bool:
+def _is_open(domain: Open, items: object) -> bool:
     """Whether only a run knows how many items there are."""
-    return not isinstance(items, (list, tuple, dict, str)) and sequence_of(session, items) is not None
+    return not isinstance(items, (list, tuple, dict, str)) and sequence_of(domain.session, items) is not None
 
 
-def list_of(session: ScriptSession, items: object) -> Any:
+def list_of(domain: Open, items: object) -> Any:
     """The items as a list of the graph."""
     if isinstance(items, StagedObject) and isinstance(slot_of(items).type, ListType):
         return items
-    return run_builtin(session, in_python.listed, items)
+    return run_builtin(domain, in_python.listed, items)
 
 
-def _map(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
+def _map(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
     fn, *rest = args
-    if any(_is_open(session, r) for r in rest):
+    if any(_is_open(domain, r) for r in rest):
         if len(rest) == 1:
-            return run_builtin(session, in_python.mapped, fn, rest[0])
-        return run_builtin(session, in_python.mapped_together, fn, runtime.call(0, zip, tuple(rest), {}))
+            return run_builtin(domain, in_python.mapped, fn, rest[0])
+        return run_builtin(domain, in_python.mapped_together, fn, runtime.call(0, zip, tuple(rest), {}))
     # Taken as it is asked, as Python's: its lists may change until then.
     return map(lambda *items: runtime.call(0, fn, items, {}), *rest)
 
 
-def _filter(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
+def _filter(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
     fn, items = args
-    if _is_open(session, items):
-        return run_builtin(session, in_python.filtered, fn, items)
+    if _is_open(domain, items):
+        return run_builtin(domain, in_python.filtered, fn, items)
     keeps = bool if fn is None else lambda item: bool(runtime.call(0, fn, (item,), {}))
     return filter(keeps, items)
 
 
-def _hasattr(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
+def _hasattr(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
     value, name = args
     if is_staged(value):
         kind = slot_of(value).type
         plain = {ListType: list, DictType: dict, TupleType: tuple}.get(type(kind)) or CLASSES.get(kind)
         if plain is None and not hasattr(object, name):
-            session.cannot(
-                f"the program tests for {name} on a value that may be of any kind", "nothing says what it is"
-            )
+            domain.cannot(f"the program tests for {name} on a value that may be of any kind", "nothing says what it is")
         return hasattr(class_of(value) or plain or object, name)
     if isinstance(value, torch.Tensor) and name not in _OF_SOME and hasattr(torch.Tensor, name):
         return True  # to read it would leave its sizes in the graph, of a tensor that may have another rank
@@ -156,51 +152,51 @@ def _hasattr(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs:
 _OF_SOME = ("imag", "H", "mH", "mT")
 
 
-def _range(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
+def _range(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
     for value in args:
         if isinstance(value, torch.Tensor):
-            session.assume(value, INT)
-    return staged.call(session, runtime, range, tuple(map(session.index_of, args)), kwargs)
+            domain.assume(value, INT)
+    return staged.call(domain.session, runtime, range, tuple(map(domain.index_of, args)), kwargs)
 
 
 def _tuple_or_list(kind: type) -> Handler:
-    def make(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
+    def make(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
         if len(args) == 1 and isinstance(args[0], ShapeObject):
-            return session.emit("py.slice", args[0]) if kind is list else PlainShape(slot_of(args[0]), args[0].of)
+            return domain.emit("py.slice", args[0]) if kind is list else PlainShape(slot_of(args[0]), args[0].of)
         if len(args) == 1 and isinstance(args[0], StagedSequence) and not isinstance(args[0], StagedRange):
-            found = list_of(session, args[0])
+            found = list_of(domain, args[0])
             return found if kind is list or type(found) is not StagedObject else OpenTuple(slot_of(found))
         if len(args) == 1 and kind is tuple and is_staged(args[0]) and isinstance(slot_of(args[0]).type, ListType):
-            return OpenTuple(slot_of(session.emit("py.slice", StagedObject(slot_of(args[0])))))
-        if len(args) == 1 and isinstance(args[0], torch.Tensor) and not session.type_of(args[0]).is_static:
-            return session.cannot("a tensor of open sizes becomes a list")
+            return OpenTuple(slot_of(domain.emit("py.slice", StagedObject(slot_of(args[0])))))
+        if len(args) == 1 and isinstance(args[0], torch.Tensor) and not domain.type_of(args[0]).is_static:
+            return domain.cannot("a tensor of open sizes becomes a list")
         return NotImplemented
 
     return make
 
 
-def _sorted(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
-    if not args or kwargs.get("key") is None or not _is_open(session, args[0]):
+def _sorted(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
+    if not args or kwargs.get("key") is None or not _is_open(domain, args[0]):
         return NotImplemented
-    items = list_of(session, args[0])
-    keys = run_builtin(session, in_python.mapped, kwargs["key"], items)
-    return session.emit("py.call", "list.sorted_by", items, keys, kwargs.get("reverse", False))
+    items = list_of(domain, args[0])
+    keys = run_builtin(domain, in_python.mapped, kwargs["key"], items)
+    return domain.emit("py.call", "list.sorted_by", items, keys, kwargs.get("reverse", False))
 
 
 def _best(fn: Callable[..., object]) -> Handler:
     """`min` and `max` of a list with a key, or with a default."""
 
-    def best(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
-        if len(args) != 1 or not _is_open(session, args[0]):
+    def best(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
+        if len(args) != 1 or not _is_open(domain, args[0]):
             return NotImplemented
-        items = list_of(session, args[0])
-        if "default" in kwargs and not session.fork(slot_of(session.emit("py.gt", session.emit("py.len", items), 0))):
+        items = list_of(domain, args[0])
+        if "default" in kwargs and not domain.fork(slot_of(domain.emit("py.gt", domain.emit("py.len", items), 0))):
             return kwargs["default"]
         if kwargs.get("key") is None:
-            return session.emit(f"py.{fn.__name__}", items)
-        keys = run_builtin(session, in_python.mapped, kwargs["key"], items)
-        found = session.emit(f"py.{fn.__name__}", keys)
-        return session.getitem(items, session.emit("py.call", "list.index", keys, found))
+            return domain.emit(f"py.{fn.__name__}", items)
+        keys = run_builtin(domain, in_python.mapped, kwargs["key"], items)
+        found = domain.emit(f"py.{fn.__name__}", keys)
+        return domain.getitem(items, domain.emit("py.call", "list.index", keys, found))
 
     return best
 
@@ -208,86 +204,86 @@ def _best(fn: Callable[..., object]) -> Handler:
 def _over(function: Callable[[Any], object]) -> Handler:
     """A builtin of one iterable."""
 
-    def run(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
-        if len(args) != 1 or kwargs or isinstance(args[0], StagedObject) or not _is_open(session, args[0]):
+    def run(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
+        if len(args) != 1 or kwargs or isinstance(args[0], StagedObject) or not _is_open(domain, args[0]):
             return NotImplemented
-        return run_builtin(session, function, args[0])
+        return run_builtin(domain, function, args[0])
 
     return run
 
 
-def _dict_of(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
-    if len(args) != 1 or kwargs or not _is_open(session, args[0]):
+def _dict_of(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
+    if len(args) != 1 or kwargs or not _is_open(domain, args[0]):
         return NotImplemented
     if isinstance(args[0], StagedObject) and isinstance(slot_of(args[0]).type, DictType):
         return NotImplemented
-    return run_builtin(session, in_python.as_dict, args[0])
+    return run_builtin(domain, in_python.as_dict, args[0])
 
 
-def _dict_from_keys(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
-    if kwargs or not args or not _is_open(session, args[0]):
+def _dict_from_keys(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
+    if kwargs or not args or not _is_open(domain, args[0]):
         return NotImplemented
-    return run_builtin(session, in_python.from_keys, *args)
+    return run_builtin(domain, in_python.from_keys, *args)
 
 
-def _set(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
-    if len(args) == 1 and _is_open(session, args[0]):
-        session.cannot("a set is made of dynamic values", MEMBERS)
+def _set(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
+    if len(args) == 1 and _is_open(domain, args[0]):
+        domain.cannot("a set is made of dynamic values", MEMBERS)
     return NotImplemented
 
 
-def _sum(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
-    if not args or isinstance(args[0], StagedObject) or not _is_open(session, args[0]):
+def _sum(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
+    if not args or isinstance(args[0], StagedObject) or not _is_open(domain, args[0]):
         return NotImplemented
-    return runtime.call(0, sum, (list_of(session, args[0]), *args[1:]), kwargs)
+    return runtime.call(0, sum, (list_of(domain, args[0]), *args[1:]), kwargs)
 
 
-def _reversed(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
+def _reversed(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
     (items,) = args
-    if not _is_open(session, items):
+    if not _is_open(domain, items):
         return NotImplemented
     if isinstance(items, StagedRange):
         items = runtime.call(0, list, (items,), {})
-    return session.emit("py.call", "builtins.reversed", list_of(session, items))
+    return domain.emit("py.call", "builtins.reversed", list_of(domain, items))
 
 
-def _reduce(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
+def _reduce(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
     fn, items, *start = args
-    if not _is_open(session, items):
+    if not _is_open(domain, items):
         return NotImplemented
-    items = list_of(session, items)
+    items = list_of(domain, items)
     if not start:
         runtime.raise_if(
-            session.emit("py.eq", session.emit("py.len", items), 0),
+            domain.emit("py.eq", domain.emit("py.len", items), 0),
             lambda: TypeError("reduce() of empty iterable with no initial value"),
         )
-        start, items = [session.getitem(items, 0)], session.emit("py.slice", items, 1)
-    return run_builtin(session, in_python.reduced, fn, items, start[0])
+        start, items = [domain.getitem(items, 0)], domain.emit("py.slice", items, 1)
+    return run_builtin(domain, in_python.reduced, fn, items, start[0])
 
 
-def _accumulate(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
-    if kwargs or not _is_open(session, args[0]):
+def _accumulate(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
+    if kwargs or not _is_open(domain, args[0]):
         return NotImplemented
-    return run_builtin(session, in_python.running, list_of(session, args[0]), *(args[1:] or (operator.add,)))
+    return run_builtin(domain, in_python.running, list_of(domain, args[0]), *(args[1:] or (operator.add,)))
 
 
-def _chain(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
-    if not any(_is_open(session, a) for a in args):
+def _chain(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
+    if not any(_is_open(domain, a) for a in args):
         return NotImplemented
-    whole = session.listed(args[0])
+    whole = domain.listed(args[0])
     for more in args[1:]:
-        whole = session.emit("py.concat", whole, session.listed(more))
+        whole = domain.emit("py.concat", whole, domain.listed(more))
     return whole
 
 
-def _product(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
-    if len(args) != 2 or kwargs or not any(_is_open(session, a) for a in args):
+def _product(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
+    if len(args) != 2 or kwargs or not any(_is_open(domain, a) for a in args):
         return NotImplemented
-    return run_builtin(session, in_python.pairs_of, args[0], list_of(session, args[1]))
+    return run_builtin(domain, in_python.pairs_of, args[0], list_of(domain, args[1]))
 
 
-def _zip(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
-    if not kwargs or not any(_is_open(session, a) for a in args):
+def _zip(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
+    if not kwargs or not any(_is_open(domain, a) for a in args):
         return NotImplemented
     if not kwargs.get("strict"):
         return runtime.call(0, zip, args, {})
@@ -301,23 +297,23 @@ def _zip(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwa
                     test, lambda n=number, w=word, b=before: ValueError(f"zip() argument {n} is {w} than {b}")
                 )
             elif test:
-                raise runtime._raised(ValueError(f"zip() argument {number} is {word} than {before}"))
+                raise domain.session.raising(ValueError(f"zip() argument {number} is {word} than {before}"))
     return runtime.call(0, zip, args, {})
 
 
-def _is_scripting(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
+def _is_scripting(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
     return False
 
 
-def _annotate(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
+def _annotate(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
     return args[1]
 
 
 class _Limits:
     """`torch.finfo(x.dtype)` of an element type that a run knows."""
 
-    def __init__(self, session: ScriptSession, dtype: object, kind: object) -> None:
-        self._session, self._dtype, self._kind = session, dtype, kind
+    def __init__(self, domain: Open, dtype: object, kind: object) -> None:
+        self._session, self._dtype, self._kind = domain, dtype, kind
 
     def __getattr__(self, name: str) -> object:
         found = self._session.emit("py.call", f"dtype.{name}", self._dtype)
@@ -325,24 +321,24 @@ class _Limits:
 
 
 def _limits(kind: object) -> Handler:
-    def make(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
+    def make(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
         given = args[0] if args else kwargs.get("type")
-        return _Limits(session, given, kind) if is_staged(given) else NotImplemented
+        return _Limits(domain, given, kind) if is_staged(given) else NotImplemented
 
     return make
 
 
-def _pow(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
+def _pow(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
     if len(args) == 3 and any(map(is_staged, args)):
-        return session.emit("py.call", "builtins.pow", *args)
+        return domain.emit("py.call", "builtins.pow", *args)
     return NotImplemented
 
 
-def _has_torch_function(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
+def _has_torch_function(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
     return False
 
 
-def _size(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
+def _size(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
     """`torch.Size(sizes)`, of sizes that only a run knows."""
     if len(args) == 1 and isinstance(args[0], ShapeObject) and type(args[0]) is not PlainShape:
         return args[0]
@@ -368,26 +364,26 @@ _TEXTS_OF_ERRORS: dict[object, Any] = {
 }
 
 
-def text_of(session: ScriptSession, value: object) -> object:
+def text_of(domain: Open, value: object) -> object:
     """`str(value)`, where what makes the text may be the program's own."""
     own = own_text(value, "str")
-    return str(value) if own is None else run_converted(session, own, (value,), {})
+    return str(value) if own is None else run_converted(domain, own, (value,), {})
 
 
-def shape_text(session: ScriptSession, value: object) -> object:
+def shape_text(domain: Open, value: object) -> object:
     """The text of sizes of an unknown rank, made of texts alone; None for anything else."""
     if not isinstance(value, ShapeObject) or isinstance(value, PlainShape):
         return None
-    return session.emit("py.join", "torch.Size(", session.emit("py.str", value), ")")
+    return domain.emit("py.join", "torch.Size(", domain.emit("py.str", value), ")")
 
 
 def _str_of(kind: Callable[[object], str]) -> Handler:
-    def make(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
+    def make(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
         if len(args) == 1 and isinstance(args[0], ShapeObject):
-            text = shape_text(session, args[0])
-            return session.emit("py.str", session.as_in_program(args[0])) if text is None else text
+            text = shape_text(domain, args[0])
+            return domain.emit("py.str", domain.as_in_program(args[0])) if text is None else text
         own = own_text(args[0], kind.__name__) if len(args) == 1 and not kwargs else None
-        return NotImplemented if own is None else run_converted(session, own, args, {})
+        return NotImplemented if own is None else run_converted(domain, own, args, {})
 
     return make
 

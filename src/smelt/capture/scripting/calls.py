@@ -19,10 +19,10 @@ from smelt.capture.convert.runtime import Args, Kwargs
 from smelt.capture.reads.reads_values import home_of
 from smelt.capture.scripting import quiet
 from smelt.capture.scripting.builtins import handler_of
+from smelt.capture.scripting.domain import Open
 from smelt.capture.scripting.functions import TORCH, is_converted, run_builtin, run_converted
 from smelt.capture.scripting.making import made
 from smelt.capture.scripting.marking import mark
-from smelt.capture.scripting.session import ScriptSession
 from smelt.capture.scripting.values import tensors
 from smelt.capture.scripting.values.casts import cast
 from smelt.capture.scripting.values.sequences import OpenTuple, ShapeObject, Spread
@@ -35,68 +35,68 @@ from smelt.ir import ANY
 from smelt.ops.python import in_python
 
 if TYPE_CHECKING:
-    from smelt.capture.scripting.runtime import ScriptRuntime
+    from smelt.capture.scripting.runtime import OpenRuntime
 
 
-def call(session: ScriptSession, runtime: ScriptRuntime, at: int, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def call(domain: Open, runtime: OpenRuntime, at: int, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """`fn(*args, **kwargs)`."""
     if any(isinstance(a, Spread) for a in args):
-        args = _spread(session, fn, args)
+        args = _spread(domain, fn, args)
     if getattr(fn, "__module__", None) == "torch.random" or isinstance(getattr(fn, "__self__", None), torch.Generator):
-        session.cannot("the random generator's state is read or set", "a graph draws numbers and does no more with it")
-    if session.iterators:
+        domain.cannot("the random generator's state is read or set", "a graph draws numbers and does no more with it")
+    if domain.iterators:
         for value in (*args, getattr(fn, "__self__", None)):
-            session.check_iterator(value)
+            domain.check_iterator(value)
     handler = handler_of(fn)
     if handler is not None:
-        found = handler(session, runtime, args, kwargs)
+        found = handler(domain, runtime, args, kwargs)
         if found is not NotImplemented:
             return found
     owner = getattr(fn, "__self__", None)
-    if id(owner) in session.given and type(owner) in (list, dict) and fn.__name__ in _CHANGES:
-        session.check_change(owner)
+    if id(owner) in domain.given and type(owner) in (list, dict) and fn.__name__ in _CHANGES:
+        domain.check_change(owner)
     if isinstance(fn, tensors.TensorMethod):
         return fn(*args, **kwargs)
     if isinstance(fn, functools.partial):
-        return call(session, runtime, at, fn.func, (*fn.args, *args), {**fn.keywords, **kwargs})
+        return call(domain, runtime, at, fn.func, (*fn.args, *args), {**fn.keywords, **kwargs})
     if isinstance(fn, MethodType):
         if isinstance(fn.__func__, FunctionType):
-            return _bound(session, fn.__self__, fn.__func__, args, kwargs)
-        return call(session, runtime, at, fn.__func__, (fn.__self__, *args), kwargs)
+            return _bound(domain, fn.__self__, fn.__func__, args, kwargs)
+        return call(domain, runtime, at, fn.__func__, (fn.__self__, *args), kwargs)
     if isinstance(fn, FunctionType):
-        return run_converted(session, fn, args, kwargs)
+        return run_converted(domain, fn, args, kwargs)
     if isinstance(fn, torch.nn.Module):
-        return _module(session, runtime, at, fn, args, kwargs)
+        return _module(domain, runtime, at, fn, args, kwargs)
     if isinstance(fn, type):
-        return _instance(session, runtime, at, fn, args, kwargs)
+        return _instance(domain, runtime, at, fn, args, kwargs)
     wrapped = getattr(fn, "__wrapped__", None)
     if isinstance(fn, functools._lru_cache_wrapper) and wrapped is not None:
-        return call(session, runtime, at, wrapped, args, kwargs)
+        return call(domain, runtime, at, wrapped, args, kwargs)
     if is_torch(fn):
-        return torch_call(session, runtime, fn, args, kwargs)
+        return torch_call(domain, runtime, fn, args, kwargs)
     if not isinstance(fn, (BuiltinFunctionType, types.MethodDescriptorType, types.MethodWrapperType)):
         own = inspect.getattr_static(type(fn), "__call__", None)
         if isinstance(own, FunctionType):
-            return _bound(session, fn, own, args, kwargs)
-    named = _staged_method(session, fn, args, kwargs)
+            return _bound(domain, fn, own, args, kwargs)
+    named = _staged_method(domain, fn, args, kwargs)
     if named is not NotImplemented:
         return named
-    args = tuple(_callback(session, a) for a in args)
-    kwargs = {k: _callback(session, v) for k, v in kwargs.items()}
-    return staged.call(session, runtime, fn, args, kwargs)
+    args = tuple(_callback(domain, a) for a in args)
+    kwargs = {k: _callback(domain, v) for k, v in kwargs.items()}
+    return staged.call(domain.session, runtime, fn, args, kwargs)
 
 
-def _spread(session: ScriptSession, fn: object, args: Args) -> Args:
+def _spread(domain: Open, fn: object, args: Args) -> Args:
     spread = [i for i, a in enumerate(args) if isinstance(a, Spread)]
     others = [a for i, a in enumerate(args) if i not in spread and not isinstance(a, torch.Tensor)]
     if len(spread) == 1 and not others and is_torch(fn):
         return tuple(a.items if isinstance(a, Spread) else a for a in args)
     if len(args) == 1 and (fn is max or fn is min):
-        count = session.emit("py.len", args[0].items)
-        if session.fork(slot_of(session.emit("py.gt", count, 1))):
+        count = domain.emit("py.len", args[0].items)
+        if domain.fork(slot_of(domain.emit("py.gt", count, 1))):
             return (args[0].items,)
         return tuple(
-            session.getitem(args[0].items, 0) for _ in range(session.fork(slot_of(session.emit("py.eq", count, 1))))
+            domain.getitem(args[0].items, 0) for _ in range(domain.fork(slot_of(domain.emit("py.eq", count, 1))))
         )
     if is_torch(fn):
         # Sizes among others: one list.
@@ -104,30 +104,30 @@ def _spread(session: ScriptSession, fn: object, args: Args) -> Args:
         parts = [a.items if isinstance(a, Spread) else [a] for a in args[len(ahead) :]]
         whole = parts[0]
         for part in parts[1:]:
-            whole = session.emit("py.concat", whole, part)
+            whole = domain.emit("py.concat", whole, part)
         return (*ahead, ShapeObject(slot_of(whole)))
-    return session.cannot("a list of dynamic length is unpacked into a call's arguments")
+    return domain.cannot("a list of dynamic length is unpacked into a call's arguments")
 
 
-def _callback(session: ScriptSession, value: object) -> object:
+def _callback(domain: Open, value: object) -> object:
     """A function that C code is going to call, converted."""
     if isinstance(value, FunctionType):
-        return session.functions.of(value)
+        return domain.functions.of(value)
     return value
 
 
-def _bound(session: ScriptSession, owner: object, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
+def _bound(domain: Open, owner: object, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
     if isinstance(owner, torch.nn.Module) and fn.__name__ == "forward":
-        return _scoped(session, owner, lambda: run_converted(session, fn, (owner, *args), kwargs))
+        return _scoped(domain, owner, lambda: run_converted(domain, fn, (owner, *args), kwargs))
     if isinstance(owner, torch.Tensor) and not args and not kwargs:
-        found = tensors.method(session, fn.__name__, owner, args, kwargs)
+        found = tensors.method(domain, fn.__name__, owner, args, kwargs)
         if found is not NotImplemented:
             return found
-    return run_converted(session, fn, (owner, *args), kwargs)
+    return run_converted(domain, fn, (owner, *args), kwargs)
 
 
-def _scoped(session: ScriptSession, module: torch.nn.Module, run: Callable[[], object]) -> object:
-    scope = session.recorder.scope
+def _scoped(domain: Open, module: torch.nn.Module, run: Callable[[], object]) -> object:
+    scope = domain.recorder.scope
     if scope.module is module:
         return run()
     saved = scope.path, scope.module
@@ -141,38 +141,36 @@ def _scoped(session: ScriptSession, module: torch.nn.Module, run: Callable[[], o
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def _module(
-    session: ScriptSession, runtime: ScriptRuntime, at: int, module: torch.nn.Module, args: Args, kwargs: Kwargs
-) -> object:
+def _module(domain: Open, runtime: OpenRuntime, at: int, module: torch.nn.Module, args: Args, kwargs: Kwargs) -> object:
     target = getattr(type(module), "smelt_target", None)
     source = vars(module).get("_source") if type(module).__module__.startswith("smelt.") else None
     if source is not None:
-        return call(session, runtime, at, source, args, kwargs)
+        return call(domain, runtime, at, source, args, kwargs)
     if target is not None:
         module = module.smelt_target
     if type(module).__call__ is not torch.nn.Module.__call__ and not hasattr(type(module).__call__, "__smelt_tracks__"):
         own: Any = type(module).__call__
         filename = own.__code__.co_filename if isinstance(own, FunctionType) else TORCH
         if is_converted(filename) and not filename.startswith(TORCH):
-            return run_converted(session, own, (module, *args), kwargs)
+            return run_converted(domain, own, (module, *args), kwargs)
     general = torch.nn.modules.module
     has_hooks = any(getattr(module, name, None) for name in _HOOKS) or any(
         getattr(general, f"_global{name}", None) for name in _HOOKS
     )
     if has_hooks:
         whole = CALL_OF_MODULES
-        return _scoped(session, module, lambda: run_converted(session, whole, (module, *args), kwargs))
+        return _scoped(domain, module, lambda: run_converted(domain, whole, (module, *args), kwargs))
     forward = module.forward
-    return _scoped(session, module, lambda: call(session, runtime, at, forward, args, kwargs))
+    return _scoped(domain, module, lambda: call(domain, runtime, at, forward, args, kwargs))
 
 
-def _instance(session: ScriptSession, runtime: ScriptRuntime, at: int, cls: Any, args: Args, kwargs: Kwargs) -> object:
+def _instance(domain: Open, runtime: OpenRuntime, at: int, cls: Any, args: Args, kwargs: Kwargs) -> object:
     init = cls.__init__
     is_error = issubclass(cls, BaseException) and not isinstance(cls.__new__, FunctionType)
     plain = type(cls).__call__ is type.__call__ and (cls.__new__ is object.__new__ or is_error)
     if plain and isinstance(init, FunctionType) and is_converted(init.__code__.co_filename):
         made = cls.__new__(cls, *args, **kwargs) if is_error else cls.__new__(cls)
-        run_converted(session, init, (made, *args), kwargs)
+        run_converted(domain, init, (made, *args), kwargs)
         return made
     if home_of(cls).startswith("torch") and issubclass(cls, torch.autograd.Function):
         return cls(*args, **kwargs)
@@ -180,7 +178,7 @@ def _instance(session: ScriptSession, runtime: ScriptRuntime, at: int, cls: Any,
         # A mode that data chooses: torch's C code takes nothing but a bool, and what follows runs under either.
         args = tuple(bool(a) if isinstance(a, StagedBool) else a for a in args)
         kwargs = {name: bool(v) if isinstance(v, StagedBool) else v for name, v in kwargs.items()}
-    return staged.call(session, runtime, cls, args, kwargs)
+    return staged.call(domain.session, runtime, cls, args, kwargs)
 
 
 # --- torch -----------------------------------------------------------------------------------------------------------
@@ -202,94 +200,94 @@ def is_torch(fn: object) -> bool:
     return isinstance(fn, BuiltinFunctionType) and (module.startswith("torch") or "VariableFunctions" in str(named))
 
 
-def torch_call(
-    session: ScriptSession, runtime: ScriptRuntime, fn: Callable[..., object], args: Args, kwargs: Kwargs
-) -> object:
+def torch_call(domain: Open, runtime: OpenRuntime, fn: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
     """A call of torch's, with marks for what a run knows."""
-    args = tuple(_narrowed(session, a) for a in args)
-    kwargs = {name: _narrowed(session, value) for name, value in kwargs.items()}
+    args = tuple(_narrowed(domain, a) for a in args)
+    kwargs = {name: _narrowed(domain, value) for name, value in kwargs.items()}
     name, owner = getattr(fn, "__name__", ""), getattr(fn, "__self__", None)
     tensor, rest = (owner, args) if isinstance(owner, torch.Tensor) else (args[0] if args else None, args[1:])
     is_method = isinstance(owner, torch.Tensor) or isinstance(fn, types.MethodDescriptorType)
     if isinstance(tensor, torch.Tensor) and (is_method or name in ("numel", "is_floating_point", "is_complex", "conj")):
-        found = tensors.method(session, name, tensor, rest, kwargs)
+        found = tensors.method(domain, name, tensor, rest, kwargs)
         if found is not NotImplemented:
             return found
-    found = cast(session, runtime, name, tensor, rest, kwargs)
+    found = cast(domain, runtime, name, tensor, rest, kwargs)
     if found is not NotImplemented:
         return found
-    found = made(session, functools.partial(run_builtin, session, in_python.mapped), fn, args, kwargs)
+    found = made(domain, functools.partial(run_builtin, domain, in_python.mapped), fn, args, kwargs)
     if found is not NotImplemented:
         return found
-    session.recorder.is_named = isinstance(fn, OPERATORS)
+    domain.operators.is_named = isinstance(fn, OPERATORS)
     try:
         if staged.asks(fn):
-            return session.asked(lambda: _with_marks(session, fn, args, kwargs))
-        return given(session, _with_marks(session, fn, args, kwargs))
+            return domain.session.asked(lambda: _with_marks(domain, fn, args, kwargs))
+        return given(domain, _with_marks(domain, fn, args, kwargs))
     finally:
-        session.recorder.is_named = False
+        domain.operators.is_named = False
 
 
-def _narrowed(session: ScriptSession, value: object) -> object:
+def _narrowed(domain: Open, value: object) -> object:
     """An argument with what is in it as this way knows it: a number where it is known not to be None."""
     if not is_plain_sequence(value):
-        return session.narrowed(value)
-    items = [_narrowed(session, item) for item in value]
+        return domain.narrowed(value)
+    items = [_narrowed(domain, item) for item in value]
     return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
 
 
-def _with_marks(session: ScriptSession, fn: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
+def _with_marks(domain: Open, fn: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
     """The call with marks. Tensors are the numbers in them where torch takes nothing else."""
     try:
-        return _of_kinds(session, fn, args, kwargs)
+        return _of_kinds(domain, fn, args, kwargs)
     except TypeError as error:
-        if any(error is own for own in (*session.raised, *session.refused)) or not _WANTS_INTS.search(str(error)):
+        if any(error is own for own in (*domain.session.raised, *domain.session.refused)) or not _WANTS_INTS.search(
+            str(error)
+        ):
             raise
         takes_self = not isinstance(getattr(fn, "__self__", None), torch.Tensor) and fn not in _OF_SIZES
         first, rest = (args[:1], args[1:]) if takes_self else ((), args)
-        numbers = [_numbers_in(session, a, True) for a in rest]
-        named = {name: _numbers_in(session, value, False) for name, value in kwargs.items()}
+        numbers = [_numbers_in(domain, a, True) for a in rest]
+        named = {name: _numbers_in(domain, value, False) for name, value in kwargs.items()}
         if all(a is b for a, b in zip((*rest, *kwargs.values()), (*numbers, *named.values()), strict=True)):
             raise
-        return _of_kinds(session, fn, (*first, *numbers), named)
+        return _of_kinds(domain, fn, (*first, *numbers), named)
 
 
 _WANTS_INTS = re.compile(r"\bints?\b.*FakeTensor|invalid combination of arguments")
 _OF_SIZES = (torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn)
 
 
-def _numbers_in(session: ScriptSession, value: object, is_itself: bool) -> object:
+def _numbers_in(domain: Open, value: object, is_itself: bool) -> object:
     """A value with the number in each tensor that only a run knows, where it is or holds one."""
     if isinstance(value, torch.Tensor):
-        return session.item(value) if is_itself and tensors.is_symbolic(session, value) else value
+        return domain.item(value) if is_itself and tensors.is_symbolic(domain, value) else value
     if not (is_plain_sequence(value) or isinstance(value, torch.Size)):
         return value
-    items = [_numbers_in(session, item, True) for item in value]
+    items = [_numbers_in(domain, item, True) for item in value]
     return value if all(a is b for a, b in zip(items, value, strict=True)) else tuple(items)
 
 
-def _of_kinds(session: ScriptSession, fn: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
+def _of_kinds(domain: Open, fn: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
     """The call with marks. Numbers of unknown kind are ints where torch takes nothing else."""
     unknown = list({id(v): v for a in (*args, *kwargs.values()) for v in _of_any_kind(a)}.values())
     most = len(unknown) if len(unknown) <= _MOST_UNKNOWN else 0
     for count in range(most + 1):
         for ints in itertools.combinations(unknown, count):
-            if ints and is_caught(session):
+            if ints and is_caught(domain.session):
                 break
-            records = session.recorder.records
+            records = domain.recorder.records
             before = len(records)
-            known = {id(v): session.emit("py.call", "torch.int", v) for v in ints}
+            known = {id(v): domain.emit("py.call", "torch.int", v) for v in ints}
             try:
-                positional = [mark(session, _instead(known, a)) for a in args]
-                named = {k: mark(session, _instead(known, v)) for k, v in kwargs.items()}
+                positional = [mark(domain, _instead(known, a)) for a in args]
+                named = {k: mark(domain, _instead(known, v)) for k, v in kwargs.items()}
                 with quiet.unwarned():
                     return fn(*positional, **named)
             except TypeError as error:
-                if not unknown or any(error is own for own in (*session.raised, *session.refused)):
+                if not unknown or any(error is own for own in (*domain.session.raised, *domain.session.refused)):
                     raise
                 del records[before:]
     name = getattr(fn, "__name__", fn)
-    return session.cannot(
+    return domain.cannot(
         f"{name} receives a value whose kind is not known until run time", "annotate where it comes from"
     )
 
@@ -313,10 +311,10 @@ def _instead(known: dict[int, object], value: object) -> object:
     return known.get(id(value), value)
 
 
-def given(session: ScriptSession, made: object) -> object:
+def given(domain: Open, made: object) -> object:
     """What torch gave; a list of tensors whose length a run knows is a staged one."""
-    if is_plain_sequence(made) and len(made) == 1 and id(made[0]) in session.recorder.listed:
-        return OpenTuple(session.recorder.listed[id(made[0])])
+    if is_plain_sequence(made) and len(made) == 1 and id(made[0]) in domain.operators.listed:
+        return OpenTuple(domain.operators.listed[id(made[0])])
     return made
 
 
@@ -325,13 +323,13 @@ _CHANGES = frozenset((
 ))  # fmt: skip
 
 
-def _staged_method(session: ScriptSession, fn: object, args: Args, kwargs: Kwargs) -> object:
+def _staged_method(domain: Open, fn: object, args: Args, kwargs: Kwargs) -> object:
     """A method of a plain string or list with staged arguments."""
     owner, name = getattr(fn, "__self__", None), getattr(fn, "__name__", "")
     if isinstance(owner, str) and (any(map(holds_staged, args)) or any(map(holds_staged, kwargs.values()))):
-        return session.emit("py.call", f"str.{name}", owner, *map(session.as_in_program, args), **kwargs)
+        return domain.emit("py.call", f"str.{name}", owner, *map(domain.as_in_program, args), **kwargs)
     if isinstance(owner, (list, tuple)) and name in ("count", "index") and any(map(is_staged, args)):
-        return session.emit("py.call", f"{type(owner).__name__}.{name}", owner, *args)
+        return domain.emit("py.call", f"{type(owner).__name__}.{name}", owner, *args)
     if type(owner) is dict and name == "get" and is_staged(args[0]):
-        return session.emit("py.call", "dict.get", owner, *args)
+        return domain.emit("py.call", "dict.get", owner, *args)
     return NotImplemented

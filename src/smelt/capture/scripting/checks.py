@@ -10,12 +10,12 @@ from smelt.capture.convert.runtime import Args, Kwargs
 from smelt.capture.staging.fakes.symbols import StagedBool
 
 if TYPE_CHECKING:
-    from smelt.capture.scripting.runtime import ScriptRuntime
-    from smelt.capture.scripting.session import ScriptSession
+    from smelt.capture.scripting.domain import Open
+    from smelt.capture.scripting.runtime import OpenRuntime
 
 
 def _check(raised: type[Exception]) -> Callable[..., object]:
-    def check(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
+    def check(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
         given = {**dict(zip(("cond", "message"), args, strict=False)), **kwargs}
         test, message = given.get("cond"), given.get("message")
         if not isinstance(test, StagedBool):
@@ -24,14 +24,14 @@ def _check(raised: type[Exception]) -> Callable[..., object]:
         def error() -> Exception:
             return raised(UNTOLD if message is None else runtime.call(0, str, (runtime.call(0, message, (), {}),), {}))
 
-        runtime.raise_if(session.emit("py.not_", test), error)
+        runtime.raise_if(domain.emit("py.not_", test), error)
         return None
 
     return check
 
 
-def _check_with(session: ScriptSession, runtime: ScriptRuntime, args: Args, kwargs: Kwargs) -> object:
-    return _check(args[0])(session, runtime, args[1:], kwargs) if args else NotImplemented
+def _check_with(domain: Open, runtime: OpenRuntime, args: Args, kwargs: Kwargs) -> object:
+    return _check(args[0])(domain, runtime, args[1:], kwargs) if args else NotImplemented
 
 
 HANDLERS: dict[object, Callable[..., object]] = {check: _check(raised) for check, raised in CHECKS.items()}

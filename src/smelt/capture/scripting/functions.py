@@ -13,8 +13,8 @@ import torch
 
 from smelt.capture.convert import CannotConvert, convert
 from smelt.capture.convert.runtime import Args, Kwargs
+from smelt.capture.scripting.domain import DEEP, Open
 from smelt.capture.scripting.joining import joined
-from smelt.capture.scripting.session import DEEP, ScriptSession
 from smelt.ops.python import in_python
 
 TORCH: Final = f"{Path(torch.__file__).parent.resolve()}/"
@@ -86,35 +86,35 @@ def is_converted(filename: str) -> bool:
     return not filename.startswith(_STDLIB) or "/site-packages/" in filename
 
 
-def run_converted(session: ScriptSession, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
+def run_converted(domain: Open, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
     """Run a function of the program's as its converted copy. Raises: CannotStage where it calls itself too deep."""
     code = fn.__code__
-    session.depth += 1
-    session.running[code] = session.running.get(code, 0) + 1
+    domain.depth += 1
+    domain.running[code] = domain.running.get(code, 0) + 1
     try:
-        if min(session.running[code], session.recorder.depth) > session.most_recursion:
+        if min(domain.running[code], domain.recorder.depth) > domain.most_recursion:
             # As Python would further down, at a depth that depends on who called: what ends it depends on data.
-            session.too_deep += 1
-            if session.too_deep > session.most_ends:
-                session.cannot(f"{fn.__qualname__} calls itself more than once at each of its levels", DEEP)
+            domain.too_deep += 1
+            if domain.too_deep > domain.most_ends:
+                domain.cannot(f"{fn.__qualname__} calls itself more than once at each of its levels", DEEP)
             error = RecursionError("maximum recursion depth exceeded")
-            session.raised.append(error)
+            domain.session.raised.append(error)
             raise error
-        if session.depth > session.most_depth:
-            session.cannot(
-                f"{fn.__qualname__} calls itself more than {session.most_depth} deep",
+        if domain.depth > domain.most_depth:
+            domain.cannot(
+                f"{fn.__qualname__} calls itself more than {domain.most_depth} deep",
                 DEEP,
             )
-        run = session.functions.of(fn)
-        return joined(session, fn, (args, kwargs), lambda: run(*args, **kwargs))
+        run = domain.functions.of(fn)
+        return joined(domain, fn, (args, kwargs), lambda: run(*args, **kwargs))
     finally:
-        session.depth -= 1
-        session.running[code] -= 1
-        if not session.running[code]:
-            session.too_deep = 0
+        domain.depth -= 1
+        domain.running[code] -= 1
+        if not domain.running[code]:
+            domain.too_deep = 0
 
 
-def run_builtin(session: ScriptSession, function: Callable[..., object], *args: object) -> object:
+def run_builtin(domain: Open, function: Callable[..., object], *args: object) -> object:
     """A builtin as a function of the program's."""
     assert isinstance(function, FunctionType)
-    return run_converted(session, function, args, {})
+    return run_converted(domain, function, args, {})

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smelt.capture.recording.tensor_slots import Slot
 from smelt.capture.staging.flow.branches import apply, arm
+from smelt.capture.staging.flow.paths import Outcome
 from smelt.capture.staging.flow.stops import Again, CannotMerge, CannotStage, Exhausted
 from smelt.capture.staging.records import Structured
-from smelt.capture.staging.session import Outcome
 
 if TYPE_CHECKING:
-    from smelt.capture.scripting.session import ScriptSession
+    from smelt.capture.scripting.domain import Open
 
 
 class Call(NamedTuple):
@@ -34,42 +34,42 @@ class Call(NamedTuple):
     is_joined: bool
 
 
-def want_joined(session: ScriptSession) -> None:
+def want_joined(domain: Open) -> None:
     """A question is asked whose answers go on by themselves: the calls that it is asked in should join them again.
 
     Raises: Again where that is new.
     """
-    inner = [c for c in session.calls[1:] if c.level == len(session.regions)]
+    inner = [c for c in domain.calls[1:] if c.level == len(domain.session.paths.regions)]
     last = next((i for i, c in enumerate(reversed(inner)) if c.is_joined), len(inner))
-    if any(c.key not in session.unjoined for c in inner[len(inner) - last :]):
+    if any(c.key not in domain.unjoined for c in inner[len(inner) - last :]):
         # Those around them will ask the like: they learn it at once.
-        raise Again(join=frozenset(c.key for c in session.calls[1:] if c.key not in session.unjoined))
+        raise Again(join=frozenset(c.key for c in domain.calls[1:] if c.key not in domain.unjoined))
 
 
-def joined(session: ScriptSession, fn: FunctionType, arguments: object, run: Callable[[], object]) -> object:
+def joined(domain: Open, fn: FunctionType, arguments: object, run: Callable[[], object]) -> object:
     """What a call gives. arguments: all that it is given."""
     key = fn.__code__, fn.__qualname__
-    if key in session.joined and key not in session.unjoined and session.calls:
-        found = _as_region(session, key, (fn, arguments), run)
+    if key in domain.joined and key not in domain.unjoined and domain.calls:
+        found = _as_region(domain, key, (fn, arguments), run)
         if found is not None:
             return found[0]
-    session.calls.append(Call(key, len(session.regions), False))
+    domain.calls.append(Call(key, len(domain.session.paths.regions), False))
     try:
         return run()
     finally:
-        session.calls.pop()
+        domain.calls.pop()
 
 
-def _as_region(session: ScriptSession, key: object, arguments: object, run: Callable[[], Any]) -> tuple[object] | None:
+def _as_region(domain: Open, key: object, arguments: object, run: Callable[[], Any]) -> tuple[object] | None:
     """The call's value, in a tuple; None where its ways cannot be one, and nothing was done."""
     held: list[object] = [None]
 
     def body() -> None:
-        session.calls.append(Call(key, len(session.regions), True))
+        domain.calls.append(Call(key, len(domain.session.paths.regions), True))
         try:
             held[0] = run()
         finally:
-            session.calls.pop()
+            domain.calls.pop()
 
     def get() -> tuple[Any, ...]:
         return (held[0],)
@@ -77,61 +77,61 @@ def _as_region(session: ScriptSession, key: object, arguments: object, run: Call
     def set_(values: tuple[object, ...]) -> None:
         held[0] = values[0]
 
-    snapshot = session.snapshot((), [arguments])
-    session.snapshots.append(snapshot)
+    snapshot = domain.session.snapshot((), [arguments])
+    domain.session.snapshots.append(snapshot)
     records, outcome = None, Outcome(is_raised=True)
     try:
-        traced = arm(session, body, (None,), get, set_, snapshot, (None,))
-        records, outcome = _traced(session, traced, key)
+        traced = arm(domain.session, body, (None,), get, set_, snapshot, (None,))
+        records, outcome = _traced(domain, traced, key)
     except CannotMerge:
-        _never(session, key)
+        _never(domain, key)
     except Exhausted:
         raise
     except CannotStage as stop:
         # Perhaps only because it was not to be undone on the way.
-        if session.internal is not None or session.recorder.error is not None:
+        if domain.internal is not None or domain.recorder.error is not None:
             raise
-        _never(session, key)
-        if session.stopped is stop:
-            session.stopped = None
+        _never(domain, key)
+        if domain.session.stopped is stop:
+            domain.session.stopped = None
     finally:
-        session.snapshots.pop()
+        domain.session.snapshots.pop()
     if records is None or outcome.is_raised:
         return None
-    _inline(session, records)
+    _inline(domain, records)
     apply(outcome, set_)
     return (held[0],)
 
 
-def _never(session: ScriptSession, key: object) -> None:
-    session.unjoined.add(key)
-    session.learnt = True
+def _never(domain: Open, key: object) -> None:
+    domain.unjoined.add(key)
+    domain.session.learnt = True
 
 
-def _traced(session: ScriptSession, run: Callable[[], Outcome], key: object) -> tuple[list[object], Outcome]:
+def _traced(domain: Open, run: Callable[[], Outcome], key: object) -> tuple[list[object], Outcome]:
     """The call's region; run again, and no more than it, where calls inside turn out to be ones to join."""
     while True:
         try:
-            found: tuple[list[Any], Outcome] = session.trace(run, ("value",), ("join", key))
+            found: tuple[list[Any], Outcome] = domain.session.paths.trace(run, ("value",), ("join", key))
         except Again as again:
-            if not again.join or again.join <= session.joined:
+            if not again.join or again.join <= domain.joined:
                 raise
-            session.joined |= again.join
-            session.learnt = True
-            if session.stopped is again:
-                session.stopped = None
+            domain.joined |= again.join
+            domain.session.learnt = True
+            if domain.session.stopped is again:
+                domain.session.stopped = None
         else:
             return found
 
 
-def _inline(session: ScriptSession, records: list[Any]) -> None:
+def _inline(domain: Open, records: list[Any]) -> None:
     """Have the region's records be the program's own, and what they made known from here on."""
-    session.recorder.records.extend(records)
+    domain.recorder.records.extend(records)
     for record in records:
         for result in _slots(record.results if isinstance(record, Structured) else record[3]):
             tensor = result.ref() if result.kind == "result" else None
             if tensor is not None:
-                session.recorder._slots[id(tensor)] = result
+                domain.recorder._slots[id(tensor)] = result
 
 
 def _slots(results: object) -> list[Slot]:

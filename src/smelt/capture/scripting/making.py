@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from smelt.capture.scripting.domain import Open
 from smelt.capture.scripting.marking import mark, marked
-from smelt.capture.scripting.session import ScriptSession
 from smelt.capture.staging.fakes.symbols import StagedBool, is_staged, slot_of
 from smelt.ir import BOOL, FLOAT, INT, ListType
 
@@ -18,7 +18,7 @@ Mapped = Callable[[Callable[[Any], Any], Any], Any]
 _MAKERS = (torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor)
 
 
-def made(session: ScriptSession, mapped: Mapped, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def made(domain: Open, mapped: Mapped, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`fn(data, ...)` where it makes a tensor of what only a run knows; NotImplemented for all other calls."""
     if not any(fn is maker for maker in _MAKERS):
         return NotImplemented
@@ -28,10 +28,10 @@ def made(session: ScriptSession, mapped: Mapped, fn: Any, args: tuple[Any, ...],
         named.pop("copy", None)  # it is a new one
         if fn is torch.scalar_tensor and named.get("dtype") is None:
             named["dtype"] = torch.get_default_dtype()  # whatever the number is
-        return _tensor_of(session, mapped, data, *args[1:], **named)
+        return _tensor_of(domain, mapped, data, *args[1:], **named)
     is_constant = isinstance(data, (bool, int, float, complex, list, tuple))
     if fn in (torch.tensor, torch.as_tensor) and is_constant and is_staged(kwargs.get("dtype")):
-        return _constant_of(fn, data, **marked(session, named))
+        return _constant_of(fn, data, **marked(domain, named))
     return NotImplemented
 
 
@@ -41,7 +41,7 @@ def holds_staged(value: object) -> bool:
 
 
 def _tensor_of(
-    session: ScriptSession,
+    domain: Open,
     mapped: Mapped,
     data: object,
     dtype: object = None,
@@ -49,28 +49,28 @@ def _tensor_of(
     requires_grad: bool = False,
 ) -> Any:
     if isinstance(data, (list, tuple)):
-        parts = [_tensor_of(session, mapped, item, dtype, device) for item in data]
-        kinds = {session.type_of(p).dtype for p in parts}
+        parts = [_tensor_of(domain, mapped, item, dtype, device) for item in data]
+        kinds = {domain.type_of(p).dtype for p in parts}
         if len(kinds) > 1:
-            session.cannot("a tensor is made of numbers of several kinds", "its element type follows from all of them")
+            domain.cannot("a tensor is made of numbers of several kinds", "its element type follows from all of them")
         return torch.stack(parts)
     if isinstance(data, torch.Tensor):
-        return data.to(mark(session, dtype)) if dtype is not None else data
+        return data.to(mark(domain, dtype)) if dtype is not None else data
     if is_staged(data) and isinstance(slot_of(data).type, ListType):
-        return _tensor_of_list(session, mapped, data, dtype, device)
+        return _tensor_of_list(domain, mapped, data, dtype, device)
     kinds_of = {"int": torch.int64, "float": torch.get_default_dtype(), "bool": torch.bool}
     kind = str(slot_of(data).type) if is_staged(data) else type(data).__name__
     if (dtype is None and kind not in kinds_of) or requires_grad:
-        session.cannot(f"a tensor is made of a value {kind}", "its element type is known to a run only")
+        domain.cannot(f"a tensor is made of a value {kind}", "its element type is known to a run only")
     if isinstance(data, StagedBool):
-        data = session.emit("py.int", data)
-    value = mark(session, data)
+        data = domain.emit("py.int", data)
+    value = mark(domain, data)
     if isinstance(value, torch.Tensor):
-        session.cannot(
+        domain.cannot(
             f"a tensor is made of a value {kind}",
             "which kind of number it is, or whether it is None, is not known until run time",
         )
-    return torch.scalar_tensor(value, dtype=mark(session, dtype) or kinds_of[kind], device=mark(session, device))
+    return torch.scalar_tensor(value, dtype=mark(domain, dtype) or kinds_of[kind], device=mark(domain, device))
 
 
 def _constant_of(fn: Any, data: Any, dtype: Any, device: object = None, **rest: Any) -> object:
@@ -81,19 +81,19 @@ def _constant_of(fn: Any, data: Any, dtype: Any, device: object = None, **rest: 
     return made.to(dtype=dtype) if device is None else made.to(device=device, dtype=dtype)
 
 
-def _tensor_of_list(session: ScriptSession, mapped: Mapped, data: object, dtype: object, device: object) -> object:
+def _tensor_of_list(domain: Open, mapped: Mapped, data: object, dtype: object, device: object) -> object:
     """`torch.tensor(numbers)` of as many as a run knows."""
 
     def one(number: object) -> Any:
-        return _tensor_of(session, mapped, number, dtype, device)
+        return _tensor_of(domain, mapped, number, dtype, device)
 
     kinds = {INT: torch.int64, FLOAT: torch.get_default_dtype(), BOOL: torch.bool}
     element = slot_of(data).type.element
     if element not in kinds:
-        session.cannot(
+        domain.cannot(
             f"a tensor is made of a {slot_of(data).type}", "its element type or its rank is known to a run only"
         )
-    if not session.fork(slot_of(session.emit("py.gt", session.emit("py.len", data), 0))):
+    if not domain.fork(slot_of(domain.emit("py.gt", domain.emit("py.len", data), 0))):
         # Of no numbers, it is a tensor of floats.
-        return torch.zeros(0, dtype=mark(session, dtype), device=mark(session, device))
-    return torch.stack(mark(session, mapped(one, data)))
+        return torch.zeros(0, dtype=mark(domain, dtype), device=mark(domain, device))
+    return torch.stack(mark(domain, mapped(one, data)))

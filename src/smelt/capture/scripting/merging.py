@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from smelt.capture.convert.runtime import UNDEF
-from smelt.capture.recording.tensor_slots import slot_type
+from smelt.capture.recording.spans import Site
+from smelt.capture.recording.tensor_slots import Slot, slot_type
 from smelt.capture.scripting.values.sequences import OpenTuple, as_list
 from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, class_of, is_staged, slot_of, wrap, wrap_as
 from smelt.capture.staging.flow.growing import container_type
@@ -32,7 +34,7 @@ from smelt.ir import (
 )
 
 if TYPE_CHECKING:
-    from smelt.capture.scripting.session import ScriptSession
+    from smelt.capture.scripting.domain import Open
 
 _NUMBERS = (BOOL, INT, FLOAT)
 _PLAIN = (bool, int, float, complex, str)
@@ -54,14 +56,12 @@ def join_open(a: Type, b: Type) -> Type:
     return join(a, b)
 
 
-class ScriptMerger(Merger):
+class OpenMerger(Merger):
     """The merging of two outcomes; who they were is remembered, for `is`."""
 
-    session: ScriptSession
-
-    def __init__(self, session: ScriptSession, *args: Any) -> None:
-        super().__init__(session, *args)
-        self.condition = session.condition
+    def __init__(self, domain: Open, condition: Slot, site: Site | None, why: object, names: Sequence[str]) -> None:
+        super().__init__(domain.session, site, why, names)
+        self.domain, self.condition = domain, condition
         # Results that are None or something else, each with whether both ways have come to a `return`.
         self._maybe: dict[str, bool] = {}
 
@@ -82,17 +82,17 @@ class ScriptMerger(Merger):
         return found if self._maybe[name] else Pending(found)
 
     def _tensors(self, a: torch.Tensor, b: torch.Tensor) -> object:
-        session = self.session
-        left, right = (session.recorder.slot_of(t) for t in (a, b))
-        if session.resolved(left) is session.resolved(right):
+        domain = self.domain
+        left, right = (domain.recorder.slot_of(t) for t in (a, b))
+        if domain.session.paths.resolved(left) is domain.session.paths.resolved(right):
             return a
         type_ = join_open(slot_type(left), slot_type(right))
         if not isinstance(type_, TensorType):
             self._fail(f"a tensor {slot_type(left)} meets a tensor {slot_type(right)}")
-        result, slot = session.tensor_of(type_, a)
+        result, slot = domain.session.tensor_of(type_, a)
         self._yield(self._slot(a), self._slot(b), slot)
         self._entwine(a, b, slot)
-        self.session.merged[id(result)] = (self.condition, a, b)
+        self.domain.merged[id(result)] = (self.condition, a, b)
         return result
 
     def _merge(self, a: object, b: object) -> object:
@@ -103,7 +103,7 @@ class ScriptMerger(Merger):
             if isinstance(one, torch.Tensor) and is_staged(other) and slot_of(other).type == ANY:
                 return self._of_type(ANY, a, b)
             if isinstance(one, torch.Tensor) and is_staged(other) and isinstance(slot_of(other).type, OptionalType):
-                type_ = join_open(value_type(self.session, one), slot_of(other).type)
+                type_ = join_open(value_type(self.domain, one), slot_of(other).type)
                 if isinstance(type_, OptionalType):
                     return self._of_type(type_, a, b)
         if class_of(a) is not class_of(b) and (class_of(a) or type(a)) is (class_of(b) or type(b)):
@@ -113,7 +113,7 @@ class ScriptMerger(Merger):
                 return self._of_type(ANY, a, b)  # it is returned, and no more
             return self._tuples(a, b)
         if any(_is_plain_tuple(v) for v in (a, b)) and any(is_staged(v) for v in (a, b)):
-            type_ = join_open(*(value_type(self.session, v) for v in (a, b)))
+            type_ = join_open(*(value_type(self.domain, v) for v in (a, b)))
             is_returned = type_ == ANY and not self.names  # and no more
             if is_returned or isinstance(type_.element if isinstance(type_, OptionalType) else type_, TupleType):
                 return self._of_type(type_, a, b)
@@ -135,7 +135,7 @@ class ScriptMerger(Merger):
         if not isinstance(type_, ListType) or not all(map(_is_simple, known)):
             return self._fail("tuples of other lengths meet")
         parts: list[object] = [
-            Listed([self.session.encode(i) for i in v], type_) if class_of(v) is None else slot_of(v) for v in (a, b)
+            Listed([self.domain.encode(i) for i in v], type_) if class_of(v) is None else slot_of(v) for v in (a, b)
         ]
         found = ScalarSlot(type_, (DEAD,) * WORLDS)
         self._yield(parts[0], parts[1], found)
@@ -145,7 +145,7 @@ class ScriptMerger(Merger):
     def _was_there_staged(self, value: object) -> bool:
         """Whether a value is a list or dict of the graph's that the program had before the branch."""
         is_container = is_staged(value) and isinstance(slot_of(value).type, (ListType, DictType))
-        return is_container and class_of(value) is None and self.session.is_outer(value)
+        return is_container and class_of(value) is None and self.domain.session.is_outer(value)
 
     def _lists(self, a: Any, b: Any) -> object:
         """Lists of other lengths, or of one that a run knows, as one of the graph's."""
@@ -156,7 +156,7 @@ class ScriptMerger(Merger):
         type_ = container_type(self.session, [a, b])
         if any(not _is_simple(i) for v in (a, b) if type(v) is list for i in v):
             return NotImplemented
-        if type_ is None or any(type(v) is list and self.session.is_outer(v) for v in (a, b)):
+        if type_ is None or any(type(v) is list and self.domain.session.is_outer(v) for v in (a, b)):
             return NotImplemented
         parts: list[object] = [slot_of(v) if is_staged(v) else self._listed(v) for v in (a, b)]
         found = ScalarSlot(type_, (DEAD,) * WORLDS)
@@ -166,14 +166,14 @@ class ScriptMerger(Merger):
     def _listed(self, items: list[object]) -> object:
         type_ = container_type(self.session, [items])
         assert isinstance(type_, ListType)
-        self.session.note_held(items)
-        return Listed([self.session.encode(item) for item in items], type_)
+        self.domain.note_held(items)
+        return Listed([self.domain.encode(item) for item in items], type_)
 
     def _or_none(self, value: object, is_left: bool) -> object:
         """A value that is None on the other path; NotImplemented where it is no value of the graph's."""
         if not _is_simple(value) and not _is_plain_tuple(value):
             return NotImplemented
-        slot, type_ = self._operand(value), value_type(self.session, value)
+        slot, type_ = self._operand(value), value_type(self.domain, value)
         if type_ == ANY and not self.names:
             return self._of_type(ANY, *((value, None) if is_left else (None, value)))  # it is returned, and no more
         if isinstance(type_, (OptionalType, ScalarType)) and type_ in (ANY, NONE):
@@ -190,11 +190,11 @@ class ScriptMerger(Merger):
     def _operand(self, value: object) -> object:
         """A value as an `if` yields it."""
         if type(value) is not tuple:
-            return self.session.encode(value)
-        return Listed([self.session.encode(item) for item in value], _tuple_type(self.session, value))
+            return self.domain.encode(value)
+        return Listed([self.domain.encode(item) for item in value], _tuple_type(self.domain, value))
 
     def _scalars(self, a: object, b: object) -> object:
-        first, second = value_type(self.session, a), value_type(self.session, b)
+        first, second = value_type(self.domain, a), value_type(self.domain, b)
         if first != second and ({first, second} <= {*_NUMBERS, ANY} or (ANY in (first, second) and not self.names)):
             # Numbers of two kinds, or what is returned and no more: which one it is, a run knows.
             return self._of_type(ANY, a, b)
@@ -218,18 +218,18 @@ def _is_plain_tuple(value: object) -> bool:
     return type(value) is tuple and all(map(_is_simple, value))
 
 
-def value_type(session: ScriptSession, value: Any) -> Type:
+def value_type(domain: Open, value: Any) -> Type:
     """The type of a tensor, a staged value, a number or a tuple of these."""
     if type(value) is tuple:
-        return _tuple_type(session, value)
+        return _tuple_type(domain, value)
     if isinstance(value, torch.Tensor):
-        found: Type = slot_type(session.recorder.slot_of(value))
+        found: Type = slot_type(domain.recorder.slot_of(value))
         return found
     return slot_of(value).type if is_staged(value) else type_of_arg(value)
 
 
-def _tuple_type(session: ScriptSession, value: tuple[object, ...]) -> TupleType:
-    return TupleType(tuple(value_type(session, item) for item in value))
+def _tuple_type(domain: Open, value: tuple[object, ...]) -> TupleType:
+    return TupleType(tuple(value_type(domain, item) for item in value))
 
 
 def widened(before: Type, after: Type) -> Type | None:

@@ -18,8 +18,8 @@ from smelt._torch.exact import contents, same
 from smelt.capture.recording.tensor_slots import Slot
 from smelt.capture.scripting.annotations import TENSOR, Fields, type_of_annotation
 from smelt.capture.scripting.arguments import misfit
+from smelt.capture.scripting.domain import Open
 from smelt.capture.scripting.merging import join_open
-from smelt.capture.scripting.session import ScriptSession
 from smelt.capture.scripting.values.choices import Alternative, absent, alternatives_of
 from smelt.capture.scripting.values.sequences import OpenTuple
 from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, slot_of, wrap
@@ -146,51 +146,51 @@ class Parameters:
         """The names of the graph's inputs."""
         return [leaf.name for leaf in self.leaves]
 
-    def declare(self, session: ScriptSession) -> None:
+    def declare(self, domain: Open) -> None:
         """Make the inputs known to a session."""
         for leaf in self.leaves:
             if isinstance(leaf.type, TensorType):
-                leaf.tensor, slot = session.tensor_of(leaf.type)
+                leaf.tensor, slot = domain.session.tensor_of(leaf.type)
                 slot.kind = "input"
             else:
                 slot = ScalarSlot(leaf.type, (DEAD,) * WORLDS)
                 if leaf.default is not _NO_DEFAULT and leaf.default is not None:
-                    session.defaults[slot] = leaf.default
+                    domain.defaults[slot] = leaf.default
             leaf.slot = slot
-            session.recorder.inputs.append(slot)
-            session.params[slot] = (leaf.name, self.span)
+            domain.recorder.inputs.append(slot)
+            domain.params[slot] = (leaf.name, self.span)
             if leaf.is_assumable:
-                session.assumable[slot] = leaf.name
+                domain.assumable[slot] = leaf.name
 
-    def make(self, session: ScriptSession) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def make(self, domain: Open) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of one run; each optional one is asked for first."""
         chosen: dict[int, object] = {}
         return (
-            tuple(self._value(session, p, chosen) for p in self.positional),
-            {name: self._value(session, p, chosen) for name, p in self.named.items()},
+            tuple(self._value(domain, p, chosen) for p in self.positional),
+            {name: self._value(domain, p, chosen) for name, p in self.named.items()},
         )
 
-    def _value(self, session: ScriptSession, parameter: Any, chosen: dict[int, object]) -> Any:
+    def _value(self, domain: Open, parameter: Any, chosen: dict[int, object]) -> Any:
         if isinstance(parameter, Constant):
             return parameter.value
         if isinstance(parameter, Fields):
-            parts = [self._value(session, p, chosen) for p in parameter.parts]
+            parts = [self._value(domain, p, chosen) for p in parameter.parts]
             return _together(parameter, parts)
         if isinstance(parameter, Choice):
             which: Any = parameter.which.slot
             for number, part in enumerate(parameter.parts[:-1]):
-                if session.fork(slot_of(session.emit("py.eq", wrap(which), number))):
-                    return self._value(session, part, chosen)
-            return self._value(session, parameter.parts[-1], chosen)
+                if domain.fork(slot_of(domain.emit("py.eq", wrap(which), number))):
+                    return self._value(domain, part, chosen)
+            return self._value(domain, parameter.parts[-1], chosen)
         if parameter.tensor is not None:
             return parameter.tensor
         slot = parameter.slot
         if parameter.type == NONE:
             return None
         if isinstance(parameter.type, OptionalType):
-            if session.fork(slot_of(session.emit("py.is_none", wrap(slot)))):
+            if domain.fork(slot_of(domain.emit("py.is_none", wrap(slot)))):
                 return None
-            return session.present(slot, is_argument=True)
+            return domain.present(slot, is_argument=True)
         return OpenTuple(slot) if parameter.is_tuple else wrap(slot)
 
     def inputs(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Any]:

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import torch
 
+from smelt.capture.scripting.domain import Open
 from smelt.capture.scripting.marking import mark
-from smelt.capture.scripting.session import ScriptSession
 from smelt.ir import TensorType
 from smelt.ir.dims import UnknownDim
 
 
-def put(session: ScriptSession, view: torch.Tensor, value: torch.Tensor) -> None:
+def put(domain: Open, view: torch.Tensor, value: torch.Tensor) -> None:
     """Write a tensor to all of a view, as an assignment to items does."""
-    target, source = session.type_of(view), session.type_of(value)
+    target, source = domain.type_of(view), domain.type_of(value)
     if source.rank != 0 and not _same_sizes(target, source):
         for _ in range((source.rank or 0) - target.rank if target.rank is not None else 0):
             value = torch.ops.aten.squeeze.dim(value, 0)
-        value = torch.ops.aten.expand.default(value, mark(session, session.sizes(view)))
+        value = torch.ops.aten.expand.default(value, mark(domain, domain.sizes(view)))
     torch.ops.aten.copy_.default(view, value)
 
 

@@ -1,4 +1,4 @@
-"""The recorder of a scripted run: operators run on nothing; what they give follows from what they are given.
+"""Operators of a scripted run: they run on nothing; what they give follows from what they are given.
 
 Python's numbers that only a run knows reach torch's own argument parsers as *marks*: numbers, dtypes and devices that
 nobody writes, each of which stands for one value of the graph. So torch itself chooses the overload, as in a run.
@@ -21,7 +21,7 @@ from smelt.capture.recording.opinfo import METADATA, OpInfo, op_info, targets_of
 from smelt.capture.recording.recorder import _CONSTANT_MAKERS
 from smelt.capture.recording.tensor_slots import Family, Slot, slot_type
 from smelt.capture.scripting.values.types import infer_by_samples
-from smelt.capture.staging.fakes.fake_tensors import _IN_PLACE_METADATA, FakeRecorder, _give_back
+from smelt.capture.staging.fakes.fake_tensors import CHANGING_METADATA, FakeRecorder, give_back
 from smelt.capture.staging.fakes.overlaps import check_overlap
 from smelt.capture.staging.fakes.raising import OF_ALL_ELEMENTS
 from smelt.capture.staging.fakes.refused_kernels import Doubt, given_all_the_same, in_eagers_words
@@ -48,7 +48,8 @@ from smelt.ops.meta import COPYING
 from smelt.ops.registry import tags_of
 
 if TYPE_CHECKING:
-    from smelt.capture.scripting.session import ScriptSession
+    from smelt.capture.scripting.domain import Open
+    from smelt.capture.staging.session import Session
 
 _SCALARS: dict[str, Type] = {
     "int": INT, "SymInt": INT, "float": FLOAT, "bool": BOOL, "SymBool": BOOL, "complex": COMPLEX, "str": STR,
@@ -140,52 +141,74 @@ class Marks:
         return type(value) in (int, float) and _FIRST <= abs(value) < 8 * _FIRST
 
 
-class ScriptRecorder(FakeRecorder):
-    """Records one scripted run."""
+class OpenOperators:
+    """Operators of one scripted run.
 
-    session: ScriptSession
+    marks: what stands for values of the graph in calls of torch's; listed: the tensors that stand for lists of tensors,
+    by id. makers: the record that made a value. unsure: memory of which types do not tell whether it is another's.
+    is_named: whether the program itself names the operator that is called.
+    """
 
-    def __init__(self, roots: Any, scope: Any, session: ScriptSession) -> None:
-        super().__init__(roots, scope, session)
+    def __init__(self, domain: Open) -> None:
+        self.domain = domain
         self.marks = Marks()
         self.listed: dict[int, ScalarSlot] = {}
         self.makers: dict[Slot, Any] = {}
         self.unsure: dict[int, Family] = {}
-        self.is_named = False  # whether the program itself names the operator that is called
+        self.is_named = False
+
+    @property
+    def session(self) -> Session:
+        """The run."""
+        return self.domain.session
+
+    @property
+    def recorder(self) -> FakeRecorder:
+        """What they are recorded by."""
+        return self.domain.session.recorder
 
     # --- operands ----------------------------------------------------------------------------------------------------
 
-    def _encode(self, arg: object, operands: list[Slot]) -> Any:
+    def argument(self, arg: object) -> object:
+        """What an argument of torch's stands for. Raises: CannotStage for what was made of a mark."""
         marked = self.marks.slot(arg)
         if marked is not None:
-            operands.append(marked)
             return marked
         if self.marks.is_broken(arg):
-            self.session.cannot("torch calculates with a number that is not known until run time")
+            self.domain.cannot("torch calculates with a number that is not known until run time")
         if isinstance(arg, torch.Size):
-            arg = list(arg)
+            return list(arg)
         if isinstance(arg, (list, tuple)) and len(arg) == 1 and id(arg[0]) in self.listed:
-            operands.append(self.listed[id(arg[0])])
-            return operands[-1]
-        return super()._encode(arg, operands)
+            return self.listed[id(arg[0])]
+        return arg
 
-    def _lift(self, tensor: torch.Tensor, slot: Slot) -> None:
-        super()._lift(tensor, slot)
-        if slot in self.constants and self.marks.may_hold(self.constants[slot]):
-            self.session.cannot(
+    def check_lifted(self, slot: Slot) -> None:
+        """Python's data became a tensor. Raises: CannotStage where a mark was among them."""
+        constants = self.recorder.constants
+        if slot in constants and self.marks.may_hold(constants[slot]):
+            self.domain.cannot(
                 "torch makes a tensor of a number that is not known until run time", "it needs the number in Python"
+            )
+
+    def check_write(self, targets: Sequence[object]) -> None:
+        """Slots are about to be written. Raises: CannotStage where that may be a write to others, too."""
+        if any(isinstance(slot, Slot) and id(slot.family) in self.unsure for slot in targets):
+            self.domain.cannot(
+                "a tensor is written that is a view of another or a copy of its own",
+                "types do not tell which: annotate the index",
             )
 
     # --- operators ---------------------------------------------------------------------------------------------------
 
     def record(self, overload: Overload, args: OpArgs, kwargs: OpKwargs) -> Any:
+        """Note an operator, and give what stands for its results. Raises: what eager does; CannotStage."""
         session = self.session
         try:
             return self._record(overload, args, kwargs)
         except Exception as error:
             if not any(error is known for known in (*session.refused, *session.raised)):
                 # torch makes "unsupported operand" of a TypeError.
-                session.broken(error)
+                self.domain.broken(error)
             raise
 
     def _record(self, overload: Overload, args: OpArgs, kwargs: OpKwargs) -> object:
@@ -195,29 +218,29 @@ class ScriptRecorder(FakeRecorder):
             kwargs = {name: value for name, value in kwargs.items() if name not in ("dtype", "layout")}
         self.session.spend()
         operands: list[Slot] = []
-        noted = [self._encode(arg, operands) for arg in args]
-        named = {k: self._encode(v, operands) for k, v in kwargs.items()}
+        noted = [self.recorder._encode(arg, operands) for arg in args]
+        named = {k: self.recorder._encode(v, operands) for k, v in kwargs.items()}
         writes = info.written(args, kwargs)
         tainted = info.is_random or any(slot.family.tainted for slot in operands)
-        if not tainted and not (writes and self.depth):
+        if not tainted and not (writes and self.recorder.depth):
             try:
                 result = overload(*args, **kwargs)
             except Exception as error:
                 self.session.raised.append(error)
                 raise
-            self._note(info, args, kwargs, result)
-            self._check()
+            self.recorder._note(info, args, kwargs, result)
+            self.recorder._check()
             return result
         self._check_operands(info, operands)
         if not info.returns_tensors:
             return self._number(overload, info, args, kwargs, noted, named, operands)
-        if info.short in _IN_PLACE_METADATA and self.depth:
-            self.session.cannot(f"{info.name} changes a tensor's sizes on one path only")
+        if info.short in CHANGING_METADATA and self.recorder.depth:
+            self.domain.cannot(f"{info.name} changes a tensor's sizes on one path only")
         for one in writes:
             targets = targets_of(one, noted, named)
-            self._write(targets, True, info)
-            self._check_entwined(targets)
-        family = self._family(info, noted, operands, True)
+            self.recorder._write(targets, True, info)
+            self.recorder._check_entwined(targets)
+        family = self.recorder._family(info, noted, operands, True)
         types, made = self._types(overload, info, args, kwargs, noted, named, operands)
         schema = read_schema(overload)
         results, slots = [], []
@@ -228,16 +251,24 @@ class ScriptRecorder(FakeRecorder):
             results.append(value)
             slots.append(slot)
         if info.is_kept:
-            self.records.append(
-                (info, noted, named, tuple(slots), self._find_site(2), self.scope.path, self._modes_now())
+            self.recorder.records.append(
+                (
+                    info,
+                    noted,
+                    named,
+                    tuple(slots),
+                    self.recorder._find_site(2),
+                    self.recorder.scope.path,
+                    self.recorder._modes_now(),
+                )
             )
             for slot in slots:
                 if isinstance(slot, Slot):
-                    self.makers[slot] = self.records[-1]
+                    self.makers[slot] = self.recorder.records[-1]
         return None if not results else results[0] if len(results) == 1 else tuple(results)
 
     def _is_unknown(self, tensor: object) -> bool:
-        type_ = slot_type(self.slot_of(tensor))
+        type_ = slot_type(self.recorder.slot_of(tensor))
         return isinstance(type_, TensorType) and type_.dtype == DType.UNKNOWN
 
     def _check_operands(self, info: OpInfo, operands: Sequence[Slot]) -> None:
@@ -245,11 +276,11 @@ class ScriptRecorder(FakeRecorder):
             if isinstance(slot, ScalarSlot):
                 continue
             if slot.kind == "unknown" and not slot.family.tainted and info.short not in _CONSTANT_MAKERS:
-                self.unknown(slot)
+                self.recorder.unknown(slot)
             tensor = slot.ref()
-            if tensor is not None and not is_plain_tensor_type(type(tensor)) and not self._is_ours(tensor):
-                self.session.cannot(f"a {type(tensor).__qualname__} was used")
-        self._check()
+            if tensor is not None and not is_plain_tensor_type(type(tensor)) and not self.recorder._is_ours(tensor):
+                self.domain.cannot(f"a {type(tensor).__qualname__} was used")
+        self.recorder._check()
 
     @staticmethod
     def _written_operand(schema: Any, returned: Any, args: OpArgs, kwargs: Any) -> object:
@@ -263,18 +294,18 @@ class ScriptRecorder(FakeRecorder):
 
     def _result(self, type_: Type, made: Any, given: Any, family: Family, is_out: bool = False) -> tuple[Any, Any]:
         if isinstance(given, torch.Tensor):
-            old = self.slot_of(given)
+            old = self.recorder.slot_of(given)
             slot = Slot(given, old.family, "result")
             slot.type = old.type
             if is_out and _is_empty(old) and not _is_empty_type(type_):
                 self._resize(given, slot, type_)
-            elif old in self.varied:
-                self.varied[slot] = self.varied[old]
-            self._slots[id(given)] = slot
+            elif old in self.recorder.varied:
+                self.recorder.varied[slot] = self.recorder.varied[old]
+            self.recorder._slots[id(given)] = slot
             return given, slot
         if isinstance(type_, TensorType):
             if isinstance(made, torch.Tensor):
-                slot = self._define(made, family)
+                slot = self.recorder._define(made, family)
                 self.session.keep.append(made)
                 return made, slot
             value, slot = self.session.tensor_of(type_)
@@ -289,7 +320,7 @@ class ScriptRecorder(FakeRecorder):
             return None, None
         slot = ScalarSlot(type_, _DEAD)
         if not isinstance(type_, ListType) or not isinstance(type_.element, TensorType):
-            return self.session.cannot(f"an operator gives a {type_}")
+            return self.domain.cannot(f"an operator gives a {type_}")
         marker, _ = self.session.tensor_of(type_.element)
         self.session.keep.append(marker)
         self.listed[id(marker)] = slot
@@ -297,28 +328,19 @@ class ScriptRecorder(FakeRecorder):
 
     def _resize(self, given: torch.Tensor, slot: Slot, type_: Type) -> None:
         """An empty tensor that a result is written into: torch gives it the result's size."""
-        if self.depth:
+        if self.recorder.depth:
             what = "a result is written into an empty tensor, and gives it a size, on one path only"
-            if self.slot_of(given).kind == "result":
+            if self.recorder.slot_of(given).kind == "result":
                 # A path of its own makes the tensor anew.
                 raise CannotMerge(what, "no graph holds both sizes", self.session.site())
-            self.session.cannot(what)
+            self.domain.cannot(what)
         shape = type_.shape if isinstance(type_, TensorType) else None
         slot.type = TensorType(slot_type(slot).dtype, shape, None, slot_type(slot).device)
         like, as_made = self.session.tensor_of(slot.type)
         with unseen():
             given.resize_(like.shape)
-        if as_made in self.varied:
-            self.varied[slot] = (given,) * WORLDS
-
-    def _write(self, targets: Sequence[object], tainted: bool, info: OpInfo) -> None:
-        for slot in targets:
-            if isinstance(slot, Slot) and id(slot.family) in self.unsure:
-                self.session.cannot(
-                    "a tensor is written that is a view of another or a copy of its own",
-                    "types do not tell which: annotate the index",
-                )
-        super()._write(targets, tainted, info)
+        if as_made in self.recorder.varied:
+            self.recorder.varied[slot] = (given,) * WORLDS
 
     # --- types -------------------------------------------------------------------------------------------------------
 
@@ -333,11 +355,11 @@ class ScriptRecorder(FakeRecorder):
         values: dict[Slot, Value] = {}
         if not _is_safe(info, noted) and is_caught(self.session):
             if info.is_random or info.written(args, kwargs):
-                self.session.cannot(
+                self.domain.cannot(
                     f"{info.name} stands where an exception is caught, and may raise one",
                     "types do not tell whether it does: annotate the parameters",
                 )
-            self.session.attempt(info.name, noted, {**named, **self._in_brackets(info, noted)})
+            self.domain.attempt(info.name, noted, {**named, **self._in_brackets(info, noted)})
         arguments = [self._argument(info, a, values) for a in noted]
         keywords = {k: self._argument(info, v, values) for k, v in named.items()}
         with unseen():
@@ -345,7 +367,7 @@ class ScriptRecorder(FakeRecorder):
 
     def _in_brackets(self, info: OpInfo, noted: Sequence[Any]) -> dict[str, int]:
         """Whether an operator is the `select` of an index in brackets, and how many numbers stand before it there."""
-        site = self._find_site(2)
+        site = self.recorder._find_site(2)
         if info.name != "aten.select.int" or site is None or not site.is_subscript:
             return {}
         indexed, maker = 0, self.makers.get(noted[0])
@@ -358,17 +380,17 @@ class ScriptRecorder(FakeRecorder):
         try:
             return _argument(arg, values)
         except TypeError as unfit:
-            self.fail(*no_argument(info.name, arg, unfit), "S0104")
-            return self.session.cannot(*no_argument(info.name, arg, unfit)[:2])
+            self.recorder.fail(*no_argument(info.name, arg, unfit), "S0104")
+            return self.domain.cannot(*no_argument(info.name, arg, unfit)[:2])
 
     def _on_fakes(self, overload: Overload, info: OpInfo, args: Sequence[object], kwargs: dict[str, object]) -> Any:
         """Types and results on fake tensors, None where these cannot tell. Raises: what eager would for these."""
         back: dict[int, object] = {}
-        own = [self.in_world(a, 0, back) for a in args]
-        named = {k: self.in_world(v, 0, back) for k, v in kwargs.items()}
+        own = [self.recorder.in_world(a, 0, back) for a in args]
+        named = {k: self.recorder.in_world(v, 0, back) for k, v in kwargs.items()}
         try:
             check_overlap(info, overload, own, named)
-            with self.fakes.running():
+            with self.recorder.fakes.running():
                 result = overload(*own, **named)
                 if info.name in COPYING:
                     result = result.clone()
@@ -378,7 +400,7 @@ class ScriptRecorder(FakeRecorder):
             if type(refused).__module__.startswith("torch._subclasses"):
                 return None
             try:
-                result = given_all_the_same(self.fakes, info.name, own, named, refused)
+                result = given_all_the_same(self.recorder.fakes, info.name, own, named, refused)
             except Doubt:
                 return None
             if result is None:
@@ -389,10 +411,10 @@ class ScriptRecorder(FakeRecorder):
         if not all(map(_is_fresh, results)):
             return None
         # Before they are given back: an `out=` may have got its size just now, which what it stands for has not.
-        return [_type_of(r) for r in results], _each(_give_back(result, back), info)
+        return [_type_of(r) for r in results], _each(give_back(result, back), info)
 
     def _refuse(self, error: Exception, info: OpInfo, args: Sequence[object], kwargs: dict[str, object]) -> NoReturn:
-        self.session.refuse(error, info, args, kwargs)
+        self.domain.refuse(error, info, args, kwargs)
         raise error
 
     # --- numbers -----------------------------------------------------------------------------------------------------
@@ -401,18 +423,28 @@ class ScriptRecorder(FakeRecorder):
         self, overload: Overload, info: OpInfo, args: OpArgs, kwargs: OpKwargs, noted: list[object],
         named: dict[str, object], operands: Sequence[Slot],
     ) -> Any:  # fmt: skip
-        session = self.session
+        domain = self.domain
         if info.short in ("item", "_local_scalar_dense"):
-            return session.item(args[0])
+            return domain.item(args[0])
         if info.short in METADATA and all(_is_static(slot) for slot in operands):
-            with self.fakes.running():
-                return overload(*[self.in_world(a, 0) for a in args], **kwargs)
+            with self.recorder.fakes.running():
+                return overload(*[self.recorder.in_world(a, 0) for a in args], **kwargs)
         schema = read_schema(overload)
         if len(schema.returns) != 1 or schema.returns[0].type not in _SCALARS:
-            session.cannot(f"{info.name} gives Python what depends on data")
+            domain.cannot(f"{info.name} gives Python what depends on data")
         found = ScalarSlot(_SCALARS[schema.returns[0].type], _DEAD)
-        self.records.append((info, noted, named, (found,), self._find_site(2), self.scope.path, self._modes_now()))
-        return session.answer(found) if found.type == BOOL else wrap(found)
+        self.recorder.records.append(
+            (
+                info,
+                noted,
+                named,
+                (found,),
+                self.recorder._find_site(2),
+                self.recorder.scope.path,
+                self.recorder._modes_now(),
+            )
+        )
+        return domain.session.answer(found) if found.type == BOOL else wrap(found)
 
 
 def _is_safe(info: OpInfo, noted: Sequence[object]) -> bool:

@@ -8,7 +8,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from typing import Any
 
-from smelt.capture.scripting.session import ScriptSession
+from smelt.capture.scripting.domain import Open
 from smelt.capture.scripting.values.sequences import OpenTuple, ShapeObject
 from smelt.capture.staging.flow.iterables import StagedRange
 from smelt.capture.staging.objects.heap import Change
@@ -24,22 +24,22 @@ class AsReturned:
     has ended: the graph, which acts on no object of Python's, returns others that hold what these hold now.
     """
 
-    def __init__(self, session: ScriptSession, changed: Iterable[Change]) -> None:
-        self.session = session
+    def __init__(self, domain: Open, changed: Iterable[Change]) -> None:
+        self.domain = domain
         self._changed = {id(change.container) for change in changed}
         self._made: dict[int, Any] = {}  # by the id of what it stands for
 
     def of(self, value: object) -> Any:
         """The result, or a part of one."""
         if isinstance(value, (ShapeObject, OpenTuple)):
-            return self.session.as_in_program(value)
+            return self.domain.as_in_program(value)
         if isinstance(value, StagedRange) and value.known_length() is None:
             return value.itself()
-        if isinstance(value, enum.Enum) and self.session.regions[-1].taken:
+        if isinstance(value, enum.Enum) and self.domain.session.paths.regions[-1].taken:
             # Another way may return another one.
             cls = f"{type(value).__module__}.{type(value).__qualname__}"
             if class_of(cls) is type(value) and value.name in type(value).__members__:
-                return self.session.emit("py.call", "enum.member", cls, value.name)
+                return self.domain.emit("py.call", "enum.member", cls, value.name)
         if type(value) is not tuple and type(value) not in _MUTABLE:
             return value
         if id(value) not in self._made:

@@ -43,13 +43,12 @@ from smelt.capture.recording.spans import Site
 from smelt.capture.recording.tensor_slots import Slot
 from smelt.capture.result import Captured, State, name_of, returned_objects
 from smelt.capture.scripting import builtins, calls
+from smelt.capture.scripting.domain import DEEP, Assume, Open
 from smelt.capture.scripting.functions import Functions, is_converted
-from smelt.capture.scripting.merging import ScriptMerger
 from smelt.capture.scripting.moving import HELD_VALUES, WHOLE_VALUES
 from smelt.capture.scripting.parameters import Parameters, parameters_of
 from smelt.capture.scripting.returning import AsReturned
-from smelt.capture.scripting.runtime import ScriptRuntime
-from smelt.capture.scripting.session import DEEP, Assume, ScriptSession
+from smelt.capture.scripting.runtime import OpenRuntime
 from smelt.capture.scripting.values.tensors import answering_open
 from smelt.capture.scripting.values.variables import outer_variable
 from smelt.capture.staging import current
@@ -57,6 +56,7 @@ from smelt.capture.staging.builder import StagedBuilder
 from smelt.capture.staging.fakes.patches import answering
 from smelt.capture.staging.flow.branches import check_genuine, record_raise
 from smelt.capture.staging.flow.growing import Grows
+from smelt.capture.staging.flow.paths import Outcome
 from smelt.capture.staging.flow.stops import (
     EFFECT,
     MEMBERS,
@@ -70,10 +70,9 @@ from smelt.capture.staging.flow.stops import (
 )
 from smelt.capture.staging.objects.heap import Change, Snapshot
 from smelt.capture.staging.objects.outside import nothing_outside
-from smelt.capture.staging.recording import Budget
 from smelt.capture.staging.records import Structured
 from smelt.capture.staging.returned import as_key, check_effect, check_result, check_structure, stand_in
-from smelt.capture.staging.session import Outcome
+from smelt.capture.staging.session import Budget, Session
 from smelt.capture.staging.stage import _everything_kept
 from smelt.capture.structure.entangled_memory import entangled
 from smelt.capture.structure.roots import reachable
@@ -286,39 +285,39 @@ class _Run:
             fn, function, examples, learned.assumed, learned.fixed, learned.present
         )
         self.roots = reachable(fn, self.parameters.named_constants)
-        self.session = ScriptSession(self.roots, Scope(self.roots.modules))
-        session = self.session
-        session.functions, session.list_of, session.text_of = Functions(), builtins.list_of, builtins.text_of
+        self.domain = domain = Open(builtins.list_of, builtins.text_of, Functions())
+        domain.joined, domain.unjoined = learned.joined, learned.unjoined
+        self.session = session = Session(domain, lambda code: False, self.roots, Scope(self.roots.modules))
+        session.stages_growth = True
         session.forked, session.peeled, session.whole = learned.forked, learned.peeled, learned.whole
-        session.joined, session.unjoined = learned.joined, learned.unjoined
-        session.merge, session.budget = ScriptMerger, learned.budget
+        session.budget = learned.budget
 
     def run(self) -> Scripted:
-        session = self.session
+        session, domain = self.session, self.domain
         session.heap_roots = [self.fn, *self.parameters.constants]
         before = current.enter(session)
         snapshot = Snapshot(session.heap_roots, hidden=True)
         session.snapshots.append(snapshot)
-        session.iterators = snapshot.iterators
+        domain.iterators = snapshot.iterators
         try:
             with contextlib.ExitStack() as stack:
                 recorder = session.recorder
                 stack.enter_context(detecting(recorder, "entry"))
                 stack.enter_context(answering())
                 stack.enter_context(answering_open())
-                runtime = ScriptRuntime(session)
+                runtime = OpenRuntime(domain)
                 stack.enter_context(installed(runtime))
-                self.parameters.declare(session)
+                self.parameters.declare(domain)
                 stack.enter_context(recording(recorder.record, "entry"))
                 stack.enter_context(nothing_outside())
                 stack.enter_context(letting_go())
-                records, outcome = session.trace(lambda: self._program(runtime, snapshot))
+                records, outcome = session.paths.trace(lambda: self._program(runtime, snapshot))
             recorder.records = records
             if session.stopped is not None:
                 raise session.stopped
             return self._scripted(outcome, snapshot)
         except CannotStage as stop:
-            raise self._failure(stop) from session.internal
+            raise self._failure(stop) from domain.internal
         except Grows as grows:
             kind = type(grows.grown).__name__
             raise _error(
@@ -329,18 +328,18 @@ class _Run:
             current.enter(before)
             snapshot.restore()
 
-    def _program(self, runtime: ScriptRuntime, snapshot: Snapshot) -> Outcome:
-        session = self.session
+    def _program(self, runtime: OpenRuntime, snapshot: Snapshot) -> Outcome:
+        session, domain = self.session, self.domain
         session.base_frame = sys._getframe()
         try:
-            args, kwargs = self.parameters.make(session)
-            if session.optional is None:
-                session.optional = len(session.regions[-1].taken)
+            args, kwargs = self.parameters.make(domain)
+            if session.paths.first is None:
+                session.paths.first = len(session.paths.regions[-1].taken)
             # What it sets of context variables is set in a context of its own.
-            result = copy_context().run(calls.call, session, runtime, 0, self.fn, args, kwargs)
+            result = copy_context().run(calls.call, domain, runtime, 0, self.fn, args, kwargs)
             self.gets_through = True
             changes = snapshot.changes()
-            return Outcome(AsReturned(session, changes.values()).of(result), changes)
+            return Outcome(AsReturned(domain, changes.values()).of(result), changes)
         except Exception as error:
             try:
                 check_genuine(session, error)
@@ -360,11 +359,11 @@ class _Run:
     def _check_types(self, error: Exception) -> None:
         """Raises: CaptureError where every run ends with this error, for the types alone."""
         # The way on which every argument is given, and of its last type, is explored last.
-        if self.gets_through or len(self.session.regions) > 1 or any(self.session.regions[-1].taken):
+        if self.gets_through or len(self.session.paths.regions) > 1 or any(self.session.paths.regions[-1].taken):
             return
         if self.changes_state:
             return  # a later run may take another way
-        found = next((r for r in self.session.refusals if r.error is error), None)
+        found = next((r for r in self.domain.refusals if r.error is error), None)
         if found is None:
             return
         where = [f"{type_} comes from {span}" for type_, span in found.operands if span is not None]
@@ -405,7 +404,7 @@ class _Run:
             raise recorder.error
         signature = Signature(arguments.args, arguments.kwargs, tree, arguments.paths)
         # Without regions, the graph is laid out as that of a recorded run.
-        is_plain = not session.aliases and not any(isinstance(r, Structured) for r in recorder.records)
+        is_plain = not session.paths.aliases and not any(isinstance(r, Structured) for r in recorder.records)
         builder = GraphBuilder if is_plain else StagedBuilder
         graph = builder(name_of(self.fn), recorder, self.caller).build(self.parameters.names, slots)
         try:
@@ -427,24 +426,24 @@ class _Run:
         try:
             check_effect(change, self.roots)
         except CannotStage as stop:
-            functions = [entry_of(self.fn)[0], *(known[0] for known in self.session.functions.copies.values())]
+            functions = [entry_of(self.fn)[0], *(known[0] for known in self.domain.functions.copies.values())]
             what, line = outer_variable(functions, change) or (stop.what, _line_that_writes(self.fn, change.key))
             raise replace(_error(what, stop.why, None), where=line or self.parameters.span) from None
 
     def _failure(self, stop: CannotStage) -> Exception:
-        session = self.session
+        session, domain = self.session, self.domain
         transforms = _transforms_in(stop)
-        if transforms and session.internal is None:
+        if transforms and domain.internal is None:
             # What came up is of torch's own code, and says nothing to who called it.
             return self._placed(_of_transform(transforms, stop))
         if session.recorder.error is not None:
             return self._placed(session.recorder.error)
-        if session.internal is not None:
+        if domain.internal is not None:
             site = stop.site
             return InternalError(stop.what, site.span if site else None, why=stop.why, fix="report it with the program")
         if isinstance(stop, CannotMerge) and stop.site is not None:
             where = stop.site.span
-            arms = session.arms.get((where.file, where.line))
+            arms = domain.arms.get((where.file, where.line))
             if arms is not None:
                 first, second = (f"{where.file}:{line}" for line in arms)
                 return _error(stop.what, f"one path comes by {first}, the other by {second}; {stop.why}", stop.site)

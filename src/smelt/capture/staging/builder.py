@@ -40,7 +40,7 @@ class StagedBuilder(GraphBuilder):
         for slot, name in zip(recorder.inputs, input_names, strict=True):
             self.values[slot] = self.builder.add_param(graph.body, name, slot_type(slot))
         for slot in _states(recorder.records, outputs):
-            self._state(recorder.session.resolved(slot))
+            self._state(recorder.session.paths.resolved(slot))
         escaping = {slot.family for slot in outputs if slot.family.is_constant}
         self._records(recorder.records, escaping)
         self.builder.span, self.builder.scope, self.builder.mode = None, "", ""
@@ -106,7 +106,7 @@ class StagedBuilder(GraphBuilder):
     def _known(self, slot: Slot) -> Value | None:
         recorder: Any = self.recorder
         found = self.values.get(slot)
-        return self.values.get(recorder.session.resolved(slot)) if found is None else found
+        return self.values.get(recorder.session.paths.resolved(slot)) if found is None else found
 
     def _value(self, slot: Slot) -> Value:
         if isinstance(slot, SizeSlot):

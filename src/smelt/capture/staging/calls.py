@@ -250,10 +250,8 @@ def record_print(session: Session, runtime: Runtime, args: Args, kwargs: Kwargs)
         session.cannot("something is printed into a file")
     if file is not None and file is sys.stderr:
         kwargs["stream"] = "stderr"
-    shown = [
-        text(session, a, session.printed, lambda said: said) if is_said(session, a) else session.printed(a)
-        for a in args
-    ]
+    printed = session.domain.printed
+    shown = [text(session, a, printed, lambda said: said) if is_said(session, a) else printed(a) for a in args]
     session.statement("py.print", *shown, **kwargs)
 
 
@@ -519,7 +517,7 @@ def method(session: Session, value: StagedObject, name: str) -> Callable[..., ob
 
     def bound(*args: object, **kwargs: object) -> object:
         if name in changing:
-            session.check_change(value)
+            session.domain.check_change(value)
             session.resized += name not in ("reverse", "sort")
             return changing[name](session, value, *args, **kwargs)
         if name == "copy" and kind == "list":
@@ -545,7 +543,7 @@ def extend(session: Session, items: StagedObject, more: object) -> None:
     elif isinstance(more, (tuple, str, range, dict, set, frozenset)):
         more = list(more)
     elif not isinstance(more, list):
-        more = session.listed(more)
+        more = session.domain.listed(more)
     session.resized += 1
     items.slot = slot_of(session.emit("py.concat", items, more))
 
@@ -580,7 +578,7 @@ def _clear(session: Session, items: StagedObject) -> None:
 
 def _pop_key(session: Session, items: StagedObject, key: object, *default: object) -> object:
     """`dict.pop`: with a default the key need not be there."""
-    if default and not session.fork(slot_of(session.emit("py.in_", key, items))):
+    if default and not session.paths.fork(slot_of(session.emit("py.in_", key, items))):
         return default[0]
     value = session.emit("py.getitem", items, key)
     items.slot = slot_of(session.emit("py.delitem", items, key))
@@ -588,7 +586,7 @@ def _pop_key(session: Session, items: StagedObject, key: object, *default: objec
 
 
 def _set_default(session: Session, items: StagedObject, key: object, value: object = None) -> object:
-    if not session.fork(slot_of(session.emit("py.in_", key, items))):
+    if not session.paths.fork(slot_of(session.emit("py.in_", key, items))):
         items.slot = slot_of(session.emit("py.setitem", items, key, value))
     return session.emit("py.getitem", items, key)
 

@@ -50,7 +50,7 @@ class Gradients:
 
     def put(self, session: Session, tensor: torch.Tensor, value: object) -> None:
         """The program sets `tensor.grad`. Raises: CannotStage on one path only."""
-        if not session.is_on_all_paths:
+        if not session.paths.is_on_all:
             session.cannot("`grad` of a tensor from outside is set on one path only")
         self._held[id(tensor)] = tensor, value
 
@@ -98,7 +98,7 @@ class Gradients:
 
     def _recorded(self, session: Session, roots: Sequence[torch.Tensor]) -> Node:
         """The node that the recorded run has for this line. Raises: CannotStage where there is none, or several."""
-        if not session.is_on_all_paths:
+        if not session.paths.is_on_all:
             session.asks_natively = True  # a graph of the recorded path may say it
             session.cannot("gradients are computed on one path only", _ONE_PATH)
         site = session.site()

@@ -1,11 +1,11 @@
-"""One staged run: what records Python's operators, answers for values that Python insists on, and explores paths.
+"""One run of a program on fake tensors: what it is made of, and what of it is the same in every run.
 
-A *region* is a stretch of the program that is run as often as it takes: where Python insists on a truth value that
-depends on data (`decide`), the region runs again with the other answer, and the outcomes become an `if` whose arms
-hold what followed. The whole program is a region, so is each arm and each loop body.
+    session.paths      the regions that are open, and what is known in each
+    session.domain     what a value is: `Recorded` for a program that was recorded, `Open` for a script
+    session.recorder   what is recorded, and the fake tensors
+    session.reading    what Python hears of a tensor's memory, and of sizes that are free
 
-Invariant: between two runs of a region nothing of the first is left: containers are restored, what was recorded inside
-is known inside only.
+Invariant: what has no form in a graph ends the run; nothing is recorded in its place.
 """
 
 from __future__ import annotations
@@ -13,102 +13,224 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import log2
+from time import thread_time
+from types import CodeType
 from typing import Any, NoReturn
 
 import torch
 
 from smelt._torch.seen.dispatch import unseen
+from smelt._torch.seen.staged_fakes import names_of_fakes
 from smelt.capture.convert.runtime import HIDDEN
+from smelt.capture.dynamic.slots import SizeSlot
+from smelt.capture.dynamic.trace import CaptureTrace
+from smelt.capture.dynamic.values import is_sized, is_symbolic, number_of
+from smelt.capture.recording.scopes import Scope
 from smelt.capture.recording.spans import Site
-from smelt.capture.recording.tensor_slots import Slot, slot_type
-from smelt.capture.staging.counters import Counters
+from smelt.capture.recording.tensor_slots import Slot
+from smelt.capture.staging.domain import Domain
 from smelt.capture.staging.fakes import symbols
-from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
-from smelt.capture.staging.flow.stops import (
-    AS_NATIVE,
-    COUNTED,
-    GROWTH,
-    NO_GROWTH,
-    PARTLY,
-    TOO_LONG,
-    TOO_MANY,
-    Again,
-    CannotStage,
-    Exhausted,
-)
-from smelt.capture.staging.flow.unify import unify
+from smelt.capture.staging.fakes.examples import Examples
+from smelt.capture.staging.fakes.fake_tensors import FakeRecorder
+from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
+from smelt.capture.staging.flow.paths import Ended, Paths
+from smelt.capture.staging.flow.stops import NO_FORM, PARTLY, TOO_LONG, Again, CannotStage, Exhausted
+from smelt.capture.staging.gradients import Gradients
 from smelt.capture.staging.objects.changed_since import Settled
+from smelt.capture.staging.objects.copies import Copies
 from smelt.capture.staging.objects.heap import Change, Snapshot
-from smelt.capture.staging.objects.unconverted_code import unwatched
+from smelt.capture.staging.objects.unconverted_code import Watch, unwatched
 from smelt.capture.staging.reading import Reading
-from smelt.capture.staging.recording import strides_of, tainted
-from smelt.capture.staging.records import Listed, RegionRecords, Structured
-from smelt.diag import limits
+from smelt.capture.staging.records import Listed, RegionRecords, Structured, plain_info
+from smelt.capture.staging.warned import showing
+from smelt.capture.structure.roots import Roots
 from smelt.ir import (
     BOOL,
     COMPLEX,
     FLOAT,
     INT,
     STR,
-    Device,
     DictType,
     ListType,
     OptionalType,
     ScalarType,
     TensorType,
     TupleType,
+    Type,
 )
-from smelt.ops.convert import dtype_to_torch
 
-MOST_PATHS = limits.STAGED_PATHS
-_MOST_TURNS = 3  # of a loop in which a container grows in some
-_MULTIPLIED = 48  # ways of which it is told whether they multiply with each question
+_NUMBERS = (bool, int, float, complex)
+_HOLDING = frozenset(("py.append", "py.setitem", "py.insert", "py.list", "py.tuple", "py.dict"))
 
 
-@dataclass
-class Outcome:
-    """What a region ends with: values, places of containers that changed, or an exception that nobody catches."""
+@dataclass(slots=True)
+class Budget:
+    """What all runs of a program on fake tensors may take together.
 
-    value: Any = None
-    writes: Mapping[tuple[int, Any], Change] = field(default_factory=dict)
-    is_raised: bool = False
-    test: Any = None
-
-
-class Ended(BaseException):
-    """The rest of a region is never reached."""
-
-
-@dataclass
-class Region:
-    """One run of a region: answers given so far, and the records between them.
-
-    answers: values that were asked for, by the question. orders: in how many ways lists may have been put in order.
-    begun, spent: steps and regions that the session had taken when it began, and that it had taken since at each
-    question.
+    steps: operators and paths, a number that the machine's load does not change. until: of the thread's own time, for
+    programs that do little else than compute in Python. asked: places whose containers nothing else was found to hold.
     """
 
-    prefix: tuple[bool, ...]
-    taken: list[bool] = field(default_factory=list)
-    segments: list[tuple[list[Any], Any, Site | None]] = field(default_factory=list)
-    outcome: Outcome = field(default_factory=Outcome)
-    known: dict[Slot, bool] = field(default_factory=dict)
-    asked: dict[tuple[str, int, str], int] = field(default_factory=dict)
-    counters: Counters = field(default_factory=Counters)
-    answers: dict[Any, Any] = field(default_factory=dict)
-    orders: int = 1
-    begun: tuple[int, int] = (0, 0)
-    spent: list[tuple[int, int]] = field(default_factory=list)
+    steps: int
+    until: float
+    asked: set[Any] = field(default_factory=set)
+
+    def spend(self) -> bool:
+        """Take one step; whether there was one left."""
+        self.steps -= 1
+        return self.steps >= 0 and thread_time() <= self.until
 
 
-class Session(Reading):
-    """The staged run of one thread.
+class Session:
+    """The run of one thread.
 
-    most_explored: regions that may be run where ways multiply; most_regions: in all.
+    stages_growth: containers that grow on one path only become values of the graph. fixes_texts: a size or number has
+    one value where a text is made of it. has_texts: the graph makes some. native: the recorded run, if there was one.
     """
 
-    most_explored = most_regions = MOST_PATHS * 4
+    def __init__(
+        self, domain: Domain, convertible: Callable[[CodeType], bool], roots: Roots, scope: Scope, native: Any = None
+    ) -> None:
+        names_of_fakes()
+        self.domain = domain
+        domain.session = self
+        self.paths = Paths(self)
+        self.recorder = FakeRecorder(roots, scope, self)
+        self.reading = Reading(self, native)
+        self.size_trace: CaptureTrace | None = None
+        self.size_slots: dict[object, SizeSlot] = {}
+        self.streams = (sys.stdout, sys.stderr)
+        self.showing = showing()
+        self.reruns, self.has_caught = native is not None and native.reruns, False
+        self.stages_growth = self.fixes_texts = self.has_texts = False
+        self.resized = 0  # how often a staged container got another length
+        self.forked: set[object] = set()
+        self.write_only: Sequence[Any] = ()  # places outside that the native run wrote and did not read
+        self.grew: set[object] = set()  # those of them in which a container grew
+        self.asks_natively = False  # whether a branch on every way asks what the recorded run has found
+        self.learnt = False  # whether this run found some of these itself
+        self.peeled: dict[object, int] = {}
+        self.whole: set[object] = set()
+        self.trials: frozenset[str] = frozenset()
+        self.cached: dict[object, tuple[object, object]] = {}  # what caches gave for sizes that are free
+        # The branches before which dictionaries were staged.
+        self.staged_at: list[object] = []
+        self.rolled: set[object] = set()
+        self.unrolled: dict[object, int] = {}  # how many operators the iterations of a loop came to, in all runs
+        self.refused: list[BaseException] = []
+        self.raised: list[BaseException] = []
+        self.convertible = convertible
+        self.keep: list[object] = []
+        self.heap_roots: list[object] = []
+        self.callers: Mapping[int, int] = {}  # the arguments' objects, by id
+        # What was reachable from there when it was first looked at.
+        self._settled: Settled | None = None
+        self.base_frame: Any = None
+        self.raised_at: Site | None = None  # where the program was that an exception has just ended
+        self.snapshots: list[Snapshot] = []
+        # What there was before each branch and loop that runs, and what their variables held.
+        self.befores: list[tuple[Snapshot, tuple[object, ...]]] = []
+        self.loops: list[Any] = []  # those being staged, outermost first
+        self.gradients = Gradients(native)
+        self.stopped: BaseException | None = None
+        self.watch: Watch | None = None
+        self.budget: Budget | None = None
+        self.questions: list[ScalarSlot] | None = None  # that operators ask, where answers to them may be staged ones
+        self.gone_over: list[
+            tuple[object, list[list[object]]]
+        ] = []  # loops that Python unrolls, and lists they go over
+        self.picked: dict[int, tuple[Any, Any, object]] = {}  # containers of which there may be copies, by id
+        self.copies = Copies(self)
+        self.own_parts = (self, domain, self.paths, self.reading, self.recorder)  # none of the program's
+
+    @property
+    def examples(self) -> Examples:
+        """Examples of values that depend on data."""
+        return Examples(self.paths.asked)
+
+    def will_fork(self, key: object) -> None:
+        """A branch that could not be merged is explored both ways from now on."""
+        self.forked.add(key)
+        self.learnt = True
+
+    # --- stops -------------------------------------------------------------------------------------------------------
+
+    def site(self) -> Site | None:
+        """Where the program stands."""
+        return self.raised_at or self.recorder._find_site(2)
+
+    def cannot(self, what: str, why: str = NO_FORM) -> NoReturn:
+        """End the staged run. Raises: CannotStage."""
+        raise CannotStage(what, why, self.site())
+
+    def spend(self, site: Site | None = None) -> None:
+        """One step of the run is done, at a place. Raises: CannotStage where there have been too many."""
+        if self.budget is not None and not self.budget.spend():
+            why = "the program has too many paths, or paths that are too long"
+            raise Exhausted(TOO_LONG, why, site or self.site())
+
+    def unmerge(self, why: object) -> NoReturn:
+        """Start again without merging at a place, because what was merged is not one value. Raises: Again."""
+        self.domain.check_unmerge(why)
+        kind, key = why if isinstance(why, tuple) and len(why) == 2 else ("", None)
+        if kind == "fork":
+            raise Again(fork=key)
+        if kind == "join":
+            raise Again(unjoin=key)
+        if kind == "loop" and self.peeled.get(key, 0) < 3:
+            raise Again(peel=key)
+        self.cannot("a variable or tensor means one thing on one path and another on the other", "no graph holds both")
+
+    def caught(self, op: str) -> None:
+        """An operator that leaves nothing behind may raise where the program catches.
+
+        Raises: CannotStage where no call is run again.
+        """
+        if not self.reruns:
+            self.handled(op)
+        self.has_caught = True
+
+    def handled(self, op: str) -> NoReturn:
+        """An operator may raise where the program catches. Raises: CannotStage."""
+        self.cannot(f"{op} may raise", "the program handles exceptions there, which a graph does not")
+
+    def note_refused(self, error: BaseException) -> None:
+        """An error that types alone decided."""
+        self.refused.append(error)
+
+    def raising(self, error: Exception) -> Exception:
+        """An error that the program itself raises, noted as such."""
+        self.raised.append(error)
+        return error
+
+    def end(self) -> NoReturn:
+        """The program never gets further on this path. Raises: Ended."""
+        raise Ended
+
+    def check_partly(self, change: Change) -> None:
+        """A place outside is written on some ways only. Raises: CannotStage where what it held before is not known."""
+        if any(place.is_at(change.container, change.key) for place in self.write_only):
+            self.cannot(PARTLY, "it keeps its value from before the call on the others")
+
+    def spread_names(self, table: StagedObject) -> NoReturn:
+        """The names of arguments that only a run knows. Raises: Again where a branch made them so; CannotStage."""
+        if self.staged_at and self.staged_at[-1] not in self.forked:
+            raise Again(fork=self.staged_at[-1])
+        self.cannot("a call's keyword arguments are a dictionary with dynamic keys")
+
+    def want_converted(self) -> None:
+        """The function that runs now must be converted for the run to go on. Raises: Again where it can be."""
+        site = self.site()
+        if site is None:
+            return
+        if self.convertible(site.code):
+            raise Again(convert=site.code)
+        # Some functions of torch's can be, too.
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_code is not site.code and frame is not self.base_frame:
+            if self.convertible(frame.f_code):
+                raise Again(convert=frame.f_code)
+            frame = frame.f_back
 
     # --- what Python insists on --------------------------------------------------------------------------------------
 
@@ -123,7 +245,7 @@ class Session(Reading):
         Raises: Again where the function that asks can be converted; CannotStage where there are too many paths.
         """
         self.want_converted()
-        return self.fork(slot)
+        return self.paths.fork(slot)
 
     def answer(self, slot: Any) -> bool:
         """What an operator that asks a question of data gives Python: any answer where `asked` takes the question."""
@@ -141,294 +263,124 @@ class Session(Reading):
         finally:
             self.questions = before
 
-    def fork(self, slot: Slot, site: Site | None = None) -> bool:
-        """Answer a question; what follows in the region is explored for both answers."""
-        region = self.regions[-1]
-        known = self.known(slot)
-        if known is not None:
-            return known
-        number = len(region.taken)
-        if number >= MOST_PATHS:
-            self.cannot(TOO_MANY, f"more than {MOST_PATHS} continuations")
-        answer = region.prefix[number] if number < len(region.prefix) else True
-        region.segments.append((self.recorder.records, slot, site or self.site()))
-        region.taken.append(answer)
-        now = self.taken()
-        region.spent.append((now[0] - region.begun[0], now[1] - region.begun[1]))
-        region.known[slot] = answer
-        self.recorder.records = []
-        return answer
+    # --- values ------------------------------------------------------------------------------------------------------
 
-    def check_turns(self, site: Site | None) -> None:
-        """A branch in which a container grows is come to once more on one way: in a loop, the ways through it multiply.
+    def emit(self, op: str, *args: object, **kwargs: object) -> Any:
+        """Record an operator of Python's; the value it gives (a tuple of values where it gives several)."""
+        return self.domain.emit(op, *args, **kwargs)
 
-        Raises: Again where such containers have not been values of the graph yet.
-        """
-        turns = sum(known == site for _, _, known in self.regions[-1].segments)
-        if turns >= _MOST_TURNS and self.whole.isdisjoint((GROWTH, NO_GROWTH)):
-            raise Again(whole=GROWTH)
+    def encode(self, value: object) -> Any:
+        """A value as an argument of a record: a slot, or a literal. Raises: CannotStage."""
+        return self.domain.encode(value)
 
-    def check_partly(self, change: Change) -> None:
-        """A place outside is written on some ways only. Raises: CannotStage where what it held before is not known."""
-        if any(place.is_at(change.container, change.key) for place in self.write_only):
-            self.cannot(PARTLY, "it keeps its value from before the call on the others")
-
-    def known(self, slot: Slot) -> bool | None:
-        """The answer that a question has already had on this path; None where it had none, or data changed since."""
-        if slot.family.written:
-            return None
-        for region in reversed(self.regions):
-            if slot in region.known:
-                return region.known[slot]
-        inner = self.negations.get(slot)
-        answer = None if inner is None else self.known(inner)
-        return None if answer is None else not answer
+    def value_of(self, type_: Type, examples: tuple[object, ...]) -> tuple[object, Slot]:
+        """A new value of a type: what Python sees, and its slot."""
+        return self.domain.value_of(type_, examples, False)
 
     @unwatched
-    def emit(self, op: str, *args: object, **kwargs: object) -> Any:
-        """As of `Recording`; what is computed of counters is computed once."""
-        counters = self.regions[-1].counters if self.regions else None
-        key = counters.key(op, args) if counters is not None and not kwargs else None
-        if counters is None or key is None or not self.is_on_all_paths or self.is_catchable():
-            return super().emit(op, *args, **kwargs)
-        known = counters.made(key)
-        if known is not None:
-            return wrap(known)
-        found = super().emit(op, *args)
-        if is_staged(found):
-            counters.note(key, slot_of(found))
-        return found
+    def tensor_of(
+        self, type_: TensorType, like: torch.Tensor | None = None, other: torch.Tensor | None = None,
+        numbers: tuple[int, ...] | None = None,
+    ) -> tuple[torch.Tensor, Slot]:  # fmt: skip
+        """A new fake tensor of a type, on which nothing is known but that; sizes of `like` in the program's world.
 
-    def as_counted(self, found: ScalarSlot, step: float) -> ScalarSlot:
-        """The number of the first counter that is where this one is, which the graph then expects."""
-        if COUNTED not in self.whole or not self.is_on_all_paths:
-            return found
-        first = self.regions[-1].counters.first(found, step)
-        if first is not found:
-            self.expect(slot_of(self.emit("py.eq", wrap(found), wrap(first))), True)
-        return first
-
-    def expect(self, slot: Slot, answer: bool) -> bool:
-        """Have a question one answer: the graph then holds for this one only. Where every run comes by."""
-        if isinstance(slot, ScalarSlot) and self.known(slot) is answer:
-            return answer
-        read = slot
-        if not isinstance(slot, ScalarSlot):
-            read = ScalarSlot(BOOL, (answer,) * WORLDS)
-            self.append("aten.item.default", [slot], {}, [read])
-        self.append("expect", [read, answer], {}, [])
-        self.regions[-1].known[slot] = answer
-        return answer
-
-    def is_real_power(self, base: object, exponent: object) -> bool:
-        kind = slot_of(exponent).type if is_staged(exponent) else FLOAT if type(exponent) is float else None
-        if kind != FLOAT or not is_staged(base) or slot_of(base).type not in (INT, FLOAT):
-            return False
-        op = "py.lt" if type(exponent) is float and exponent > 0 else "py.le"
-        if type(exponent) is float and exponent.is_integer():
-            return False
-        asked = slot_of(self.emit(op, base, 0))
-        if asked.is_native and asked.worlds[0] is not DEAD and self.is_on_all_paths:
-            if asked.worlds[0]:
-                return False
-            self.expect(asked, False)
-        return True
-
-    def as_native(self, slot: Slot) -> bool | None:
-        """What the recorded run found of a question, where the graph is to hold for that only.
-
-        A question about numbers makes a run of its own for that worth it, one about a tensor where sizes are free: else
-        what was recorded is a graph for its answer.
+        other: what it may be besides `like`, on another way. numbers: its unknown sizes in each world.
         """
-        if not self.is_on_all_paths:
-            return None
-        if not isinstance(slot, ScalarSlot):
-            self.asks_natively |= self.size_trace is not None
-            native = self._hint("is_nonzero") if AS_NATIVE in self.whole else None
-            return None if native is None else self.expect(slot, bool(native))
-        if not slot.is_native or slot.worlds[0] is DEAD:
-            return None
-        self.asks_natively = True
-        return self.expect(slot, bool(slot.worlds[0])) if AS_NATIVE in self.whole else None
+        with unseen():
+            return self.domain.tensor_of(type_, like, other, numbers)
 
-    def arm_of(self, change: Change) -> object:
-        """An arm of a branch without which a place would keep what it held; None where there is none."""
-        if not (isinstance(change.new, torch.Tensor) or is_staged(change.new)):
-            return None
-        known = (bool, int, float, complex, str, type(None))
-        if not (isinstance(change.old, torch.Tensor) or is_staged(change.old) or type(change.old) in known):
-            return None
-        old = self.encode(change.old)
-        waiting = [self.encode(change.new)]
-        while waiting:
-            value = waiting.pop()
-            why, *sides = self.sides_of.get(value, (None,)) if isinstance(value, Slot) else (None,)
-            for side, other in zip(sides, (False, True), strict=False):
-                is_old = self.resolved(side) is self.resolved(old) if isinstance(side, Slot) else _is_literal(side, old)
-                if is_old and isinstance(why, tuple) and why[0] == "fork":
-                    return ("effect", why[1], other)
-            waiting.extend(sides)
-        return None
+    def item(self, tensor: torch.Tensor) -> Any:
+        """The element of a one-element tensor as a staged number."""
+        return self.domain.item(tensor)
+
+    def size(self, tensor: torch.Tensor, dim: Any, what: str = "size") -> Any:
+        """A size (or stride) of a tensor: a plain number where types tell, else read when the graph runs."""
+        with unseen():
+            return self.domain.size(tensor, dim, what)
+
+    def numel(self, tensor: torch.Tensor) -> Any:
+        """The number of elements."""
+        return self.domain.numel(tensor)
+
+    def getitem(self, container: Any, key: Any) -> Any:
+        """An element or a slice of a staged container."""
+        return self.domain.getitem(container, key)
 
     def specialize(self, slot: ScalarSlot) -> Any:
-        """The value that the native run had: the graph then holds for this value only. Raises: CannotStage."""
-        self.want_converted()
-        if not slot.is_native or slot.type not in (INT, FLOAT, BOOL) or slot.worlds[0] is DEAD:
-            self.cannot(f"Python needs the value of a traced {slot.type}", "code that is not converted reads it")
-        if not self.is_on_all_paths:
-            self.cannot(f"Python needs the value of a traced {slot.type}", "on one path only")
-        value = slot.worlds[0]
-        self.append("expect", [slot, value], {}, [])
-        return value
+        """The value that a slot has, which the graph then expects. Raises: CannotStage where none is known."""
+        return self.domain.specialize(slot)
 
-    def hashed(self, slot: ScalarSlot) -> object:
-        """The value of an item of a set, or of a key of a dict. Raises: CannotStage."""
-        return self.specialize(slot)
+    def binary(self, op: str, a: object, b: object) -> object:
+        """An operator between two operands of which one is staged."""
+        if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+            return NotImplemented
+        simple = (*_NUMBERS, str, list, tuple, dict, type(None))
+        if not all(is_staged(v) or isinstance(v, simple) for v in (a, b)):
+            return NotImplemented
+        if op == "py.pow" and self.domain.is_real_power(a, b):
+            return self.emit("py.call", "math.pow", a, b)
+        return self.emit(op, a, b)
 
-    # --- regions -----------------------------------------------------------------------------------------------------
+    def encoded(self, value: object) -> Any:
+        """What `encode` gives for what every domain takes. Raises: CannotStage."""
+        if is_staged(value):
+            return slot_of(value)
+        if is_sized(value):
+            return self.size_slot(value)
+        if isinstance(value, torch.Tensor):
+            slot = self.recorder.slot_of(value)
+            if slot.kind == "unknown":
+                self.recorder.unknown(slot)
+                raise CannotStage("", "", None)
+            return slot
+        if value is None or type(value) in (bool, int, float, complex, str):
+            return value
+        if isinstance(value, (list, tuple, dict)) and type(value) in (list, tuple, dict, torch.Size):
+            return slot_of(self.container(value))
+        if isinstance(value, range):
+            return slot_of(self.emit("py.call", "range", value.start, value.stop, value.step))
+        return self.cannot(f"a {type(value).__qualname__} is used together with values that depend on data")
 
-    def trace(
+    def size_slot(self, value: object) -> object:
+        """The slot of a size or number that has an expression; a literal where nothing is left of it."""
+        number = number_of(value)
+        if self.size_trace is None or not is_symbolic(number):
+            return number
+        key = (type(number), self.size_trace.expr(number))
+        found = self.size_slots.get(key)
+        if found is None:
+            found = self.size_slots[key] = SizeSlot(self.size_trace, number)
+        return found
+
+    def container(self, value: Any) -> StagedObject:
+        """A Python container as a staged one."""
+        if isinstance(value, dict):
+            parts = [part for item in value.items() for part in item]
+            return self.emit("py.dict", *parts)
+        return self.emit("py.list" if isinstance(value, list) else "py.tuple", *value)
+
+    # --- recording ---------------------------------------------------------------------------------------------------
+
+    def append(
         self,
-        thunk: Callable[[], Outcome],
-        names: Sequence[str] = (),
-        why: object = None,
-        known: Mapping[Slot, bool] | None = None,
-    ) -> tuple[list[Any], Outcome]:
-        """Run a region along all its paths: its records, with the paths merged, and the merged outcome.
+        name: str,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        results: Sequence[object],
+        site: Site | None = None,
+    ) -> None:
+        """Record an operator that no dispatcher shows."""
+        recorder = self.recorder
+        if name in _HOLDING and any(map(recorder.is_lazy, args)):
+            self.cannot("a traced container receives a conjugate or negative view", "its type does not tell")
+        recorder.records.append(
+            (plain_info(name), list(args), dict(kwargs), tuple(results), site or self.site(), recorder.scope.path,
+             recorder._modes_now())
+        )  # fmt: skip
 
-        known: questions that have an answer throughout the region.
-        """
-        given = dict(known or {})
-        start = self.copies.state()
-        region = self._explore(thunk, (), given)
-        self._check_again(region)
-        return self._combine(region, 0, (thunk, names, why, given, [1], start))
-
-    def _explore(
-        self, thunk: Callable[[], Outcome], prefix: tuple[bool, ...], known: dict[Slot, bool], site: Site | None = None
-    ) -> Region:
-        """site: where the way that is explored parts from others; the program stands elsewhere by now."""
-        self.paths += 1
-        if self.paths > self.most_regions:
-            raise Exhausted(TOO_MANY, f"more than {MOST_PATHS} continuations", site or self.site())
-        self.spend(site)
-        region = Region(prefix, known=dict(known), asked=dict(self._asked), begun=self.taken())
-        saved = self.recorder.enter()
-        self.regions.append(region)
-        try:
-            try:
-                region.outcome = thunk()
-            except Ended:
-                region.outcome = Outcome(is_raised=True)
-            region.segments.append((self.recorder.records, None, None))
-        finally:
-            self.regions.pop()
-            self.recorder.leave(saved)
-        return region
-
-    def _combine(self, region: Region, number: int, part: Any) -> tuple[list[object], Outcome]:
-        thunk, names, why, known, explored, start = part
-        records, slot, site = region.segments[number]
-        if slot is None:
-            return list(records), region.outcome
-        before = explored[0]
-        mine, my_outcome = self._combine(region, number + 1, part)
-        self._check_growth(explored[0] - before + 1, len(region.taken) - number - 1, number + 1, site)
-        saved_asked, self._asked = self._asked, dict(region.asked)
-        explored[0] += 1
-        copies = self.copies.state()
-        self.copies.back(start)
-        other = self._explore(thunk, (*region.taken[:number], not region.taken[number]), known, site)
-        self.copies.meet(copies)
-        self._asked = saved_asked
-        try:
-            for ours, theirs in zip(region.segments[: number + 1], other.segments[: number + 1], strict=True):
-                unify(ours, theirs, self.aliases, self.recorder.constants)
-        except CannotStage:
-            if not self.learnt:
-                raise
-            # A branch was merged at first, and could not be later: another run does alike both times.
-            raise Again(fork=("learnt", len(self.forked))) from None
-        theirs_, their_outcome = self._combine(other, number + 1, part)
-        arms = [(mine, my_outcome), (theirs_, their_outcome)]
-        if not region.taken[number]:
-            arms.reverse()
-        saved = self.recorder.enter()
-        try:
-            merged = self.branch(slot, arms, site, why, names)
-            tail = self.recorder.records
-        finally:
-            self.recorder.leave(saved)
-        return [*records, *tail], merged
-
-    def taken(self) -> tuple[int, int]:
-        """Steps and regions so far, without those that are not taken again where the program comes by again."""
-        steps = 0 if self.budget is None else -self.budget.steps
-        return steps - self.once[0], self.paths - self.once[1]
-
-    def not_again(self, since: tuple[int, int]) -> None:
-        """What was done meanwhile was to no end, and will not be tried again."""
-        now = self.taken()
-        self.once = (self.once[0] + now[0] - since[0], self.once[1] + now[1] - since[1])
-
-    def _check_again(self, region: Region) -> None:
-        """Each question's other answer takes at least what came before the question once more.
-
-        Raises: CannotStage where that is more than there is left.
-        """
-        steps, regions = (sum(column) for column in zip(*region.spent, strict=True)) if region.spent else (0, 0)
-        if self.paths + regions + len(region.spent) > self.most_regions:
-            why = f"{len(region.spent)} data-dependent branches have to be explored on both sides"
-            raise Exhausted(TOO_MANY, why, region.segments[0][2])
-        if self.budget is not None and steps > self.budget.steps:
-            raise Exhausted(
-                TOO_LONG, "the program has too many paths, or paths that are too long", region.segments[0][2]
-            )
-
-    def _check_growth(self, found: int, levels: int, more: int, site: Site | None) -> None:
-        """`found` paths came of the last `levels` branches, and `more` branches have another side to be explored.
-
-        Raises: CannotStage where they have multiplied so far as none that meet again do, and would become too many.
-        """
-        if found < _MULTIPLIED or levels > 2 * log2(found):
-            return
-        if found * 2 ** (more * log2(found) / max(levels, 1)) > self.most_explored:
-            why = f"{found} paths came of {levels} branches on data, and {more} more have to be explored on both sides"
-            raise Exhausted(TOO_MANY, why, site or self.site())
-
-    def branch(
-        self,
-        slot: Slot,
-        arms: Sequence[tuple[list[object], Outcome]],
-        site: Site | None,
-        why: object = None,
-        names: Sequence[str] = (),
-        anew: Sequence[str] = (),
-    ) -> Outcome:
-        """Record an `if` over two traced arms; the outcome that holds after either. Raises: CannotMerge."""
-        (then, then_out), (other, other_out) = arms
-        merger = self.merge(self, site, why, names)
-        merger.anew = frozenset(anew)
-        outcome = merger.outcomes(then_out, other_out)
-        for arm, records, yields in ((then_out, then, merger.left), (other_out, other, merger.right)):
-            if arm.is_raised:
-                # Never reached; a value of the type stands there all the same.
-                yields[:] = [slot_type(r) for r in merger.results]
-            yields[:] = [self.placeholder(y, records, site) for y in yields]
-        self.note_merged((merger.left, merger.right), merger.results)
-        for left, right, result in zip(merger.left, merger.right, merger.results, strict=True):
-            self.sides_of[result] = (why, left, right)
-        self.structured(
-            "if",
-            [slot],
-            [
-                RegionRecords((), then, merger.left),
-                RegionRecords((), other, merger.right),
-            ],
-            merger.results,
-            site,
-        )
-        return outcome
+    def statement(self, op: str, *args: object, **kwargs: object) -> None:
+        """Record an operator without a result."""
+        self.emit(op, *args, **kwargs)
 
     def structured(
         self,
@@ -472,25 +424,20 @@ class Session(Reading):
     @unwatched
     def _some_tensor(self, type_: TensorType, site: Site | None) -> Slot:
         with unseen():
-            return self._new_tensor(type_, site)
+            return self.domain.new_tensor(type_, site)
 
-    def _new_tensor(self, type_: TensorType, site: Site | None) -> Slot:
-        sizes = [d if isinstance(d, int) else 0 for d in type_.shape or ()]
-        strides = [d if isinstance(d, int) else 1 for d in type_.strides or strides_of(type_, sizes, None)]
-        tensor = self.recorder.fakes.fresh(dtype_to_torch(type_.dtype), sizes, strides, type_.device)
-        slot = Slot(tensor, tainted(), "result")
-        slot.type = TensorType.of(type_.dtype, sizes, strides, type_.device)
-        self.keep.append(tensor)
-        kwargs: dict[str, Any] = {"dtype": type_.dtype, "device": Device(type_.device)}
-        if type_.strides is None:
-            self.append("aten.zeros.default", [sizes], kwargs, [slot], site)
-        else:
-            self.append("aten.empty_strided.default", [sizes, strides], kwargs, [slot], site)
-        return slot
+    # --- the heap ----------------------------------------------------------------------------------------------------
 
     def is_outer(self, container: object) -> bool:
         """Whether a container was there before the innermost region that is being explored."""
         return bool(self.snapshots) and self.snapshots[-1].holds(container)
+
+    def is_older(self, container: object) -> bool:
+        """Whether a dictionary was there before a branch or loop that runs: staged, it is one value before that."""
+        return type(container) is dict and any(
+            snapshot.holds(container) or any(value is container for value in values)
+            for snapshot, values in self.befores
+        )
 
     def outer_families(self) -> set[int]:
         """The memory that tensors known outside the region lie in."""
@@ -499,28 +446,6 @@ class Session(Reading):
     def inner_slot(self, tensor: torch.Tensor) -> Slot:
         """The slot of a tensor that a region left."""
         return self.recorder.slot_of(tensor)
-
-    def want_converted(self) -> None:
-        """The function that runs now must be converted for the run to go on. Raises: Again where it can be."""
-        site = self.site()
-        if site is None:
-            return
-        if self.convertible(site.code):
-            raise Again(convert=site.code)
-        # Some functions of torch's can be, too.
-        frame: Any = sys._getframe(1)
-        while frame is not None and frame.f_code is not site.code and frame is not self.base_frame:
-            if self.convertible(frame.f_code):
-                raise Again(convert=frame.f_code)
-            frame = frame.f_back
-
-    def end(self) -> NoReturn:
-        """The program never gets further on this path. Raises: Ended."""
-        raise Ended
-
-    def statement(self, op: str, *args: object, **kwargs: object) -> None:
-        """Record an operator without a result."""
-        self.emit(op, *args, **kwargs)
 
     def held_by_callers(self, value: object) -> bool:
         """Whether a variable of a function that runs now holds a value."""
@@ -536,8 +461,8 @@ class Session(Reading):
     def snapshot(self, without: Sequence[object] = (), more: Sequence[object] = ()) -> Snapshot:
         """Copies of all containers that the program can reach from where it stands."""
         if self._settled is None:
-            self._settled = Settled(self.heap_roots, [self])
-        left_out = [*without, self]
+            self._settled = Settled(self.heap_roots, self.own_parts)
+        left_out = [*without, *self.own_parts]
         if not self._settled.is_apart_from({id(item) for item in left_out}):
             return self.whole_snapshot(without, more)
         return Snapshot([*self.locals_without(), *more], left_out, settled=self._settled)
@@ -545,7 +470,7 @@ class Session(Reading):
     @unwatched
     def whole_snapshot(self, without: Sequence[object] = (), more: Sequence[object] = ()) -> Snapshot:
         """The same, with all that holds a list or a dictionary."""
-        return Snapshot([*self.heap_roots, *self.locals_without(), *more], [*without, self])
+        return Snapshot([*self.heap_roots, *self.locals_without(), *more], [*without, *self.own_parts])
 
     def locals_without(self, own: Collection[str] = ()) -> list[object]:
         """What the variables of all functions hold that run now, but for those of these names of the last one."""
@@ -562,13 +487,3 @@ class Session(Reading):
     def site_frame(self) -> Any:
         """The frame that runs now."""
         return symbols.sys_frame(1)
-
-    def resolved(self, slot: Slot) -> Slot:
-        """The slot that stands for a slot: runs of one region repeat what came before they part."""
-        while slot in self.aliases:
-            slot = self.aliases[slot]
-        return slot
-
-
-def _is_literal(value: object, other: object) -> bool:
-    return type(value) is type(other) and not isinstance(other, Slot) and repr(value) == repr(other)

@@ -11,7 +11,6 @@ functions are afterwards what they were, also where it fails.
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import copy_context
@@ -50,8 +49,8 @@ from smelt.capture.staging.draws import drawing
 from smelt.capture.staging.fakes.patches import answering
 from smelt.capture.staging.flow.branches import check_genuine, record_raise
 from smelt.capture.staging.flow.control import StagingRuntime
-from smelt.capture.staging.flow.merge import Merger
 from smelt.capture.staging.flow.ordering import check_unchanged
+from smelt.capture.staging.flow.paths import Outcome
 from smelt.capture.staging.flow.stops import (
     AS_NATIVE,
     COUNTED,
@@ -67,10 +66,9 @@ from smelt.capture.staging.flow.stops import (
 from smelt.capture.staging.gradients import Gradients
 from smelt.capture.staging.objects.appending import Appending, appending
 from smelt.capture.staging.objects.functions import Functions
-from smelt.capture.staging.objects.handlers import is_catchable
 from smelt.capture.staging.objects.heap import Snapshot
 from smelt.capture.staging.objects.unconverted_code import Watch
-from smelt.capture.staging.recording import Budget
+from smelt.capture.staging.recorded import Recorded
 from smelt.capture.staging.returned import (
     as_key,
     check_effect,
@@ -79,7 +77,7 @@ from smelt.capture.staging.returned import (
     depends_on_data,
     stand_in,
 )
-from smelt.capture.staging.session import Outcome, Session
+from smelt.capture.staging.session import Budget, Session
 from smelt.capture.structure.entangled_memory import entangled
 from smelt.capture.structure.puts import After, NotPut, Puts
 from smelt.capture.structure.roots import Roots, reachable, without_gradients
@@ -207,10 +205,9 @@ class _Run:
         seconds = min(_SECONDS + _SECONDS_EACH * length, before.most_s) / 4 ** min(before.exhausted, 2)
         budget = Budget(_STEPS + _STEPS_EACH * length, thread_time() + seconds)
         for _ in range(_MOST_RUNS):
-            session = Session(self.native, functions.can, self.roots, Scope(self.roots.modules))
-            session.is_catchable = functools.partial(is_catchable, session, False)
+            session = Session(Recorded(), functions.can, self.roots, Scope(self.roots.modules), self.native)
             session.budget = budget
-            session.forked, session.peeled, session.whole, session.merge = forked, peeled, whole, Merger
+            session.forked, session.peeled, session.whole = forked, peeled, whole
             session.write_only = self.write_only
             session.grew, session.stages_growth = grew, GROWTH in whole
             session.unrolled = unrolled
@@ -333,7 +330,7 @@ class _Run:
                 stack.enter_context(watch.ready(self.is_watched))
                 stack.enter_context(letting_go())
                 before_draws = python_states()
-                records, outcome = session.trace(lambda: self._program(session))
+                records, outcome = session.paths.trace(lambda: self._program(session))
                 if python_states() != before_draws:
                     raise CannotStage("random numbers are drawn by code that no graph can replay", WHY_DRAWS, None)
             recorder.records = records
@@ -350,7 +347,7 @@ class _Run:
             return None
         own = set(map(id, arguments.tensors)) if self.state else set()
         held = held_memory([entry.tensor for entry in self.roots.entries.values() if id(entry.tensor) not in own])
-        trace = CaptureTrace(site=session.asked_by)
+        trace = CaptureTrace(site=session.reading.asked_by)
         return make_symbols(self.dynamic, arguments, session.recorder.fakes, trace, held)
 
     @property
@@ -404,7 +401,7 @@ class _Run:
         heap = self.heap if puts_some or self.state else None
         for change in outcome.writes.values():
             if heap is None or not heap.takes(change.container, change.key):
-                arm = session.arm_of(change) if depends_on_data(change.new, self.roots) else None
+                arm = session.paths.arm_of(change) if depends_on_data(change.new, self.roots) else None
                 if arm is not None and arm not in session.whole:
                     # The native run changed nothing there: the graph holds for what goes the other way, too.
                     raise Again(whole=arm)

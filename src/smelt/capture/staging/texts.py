@@ -99,7 +99,7 @@ def _as_said(session: Session, value: Any) -> Any:
         return session.emit("py.call", "torch.Size", list(value))
     if type(value) in (list, tuple):
         return type(value)(_as_said(session, item) for item in value)
-    return session.as_in_program(value)
+    return session.domain.as_in_program(value)
 
 
 def _is_of_plain_sequences(value: object) -> bool:

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from smelt.capture.scripting.domain import Open
 from smelt.capture.scripting.making import holds_staged
-from smelt.capture.scripting.session import ScriptSession
 from smelt.ir import DType
 
 if TYPE_CHECKING:
-    from smelt.capture.scripting.runtime import ScriptRuntime
+    from smelt.capture.scripting.runtime import OpenRuntime
 
 
-def _is_open(session: ScriptSession, value: object) -> bool:
-    return isinstance(value, torch.Tensor) and session.type_of(value).dtype == DType.UNKNOWN
+def _is_open(domain: Open, value: object) -> bool:
+    return isinstance(value, torch.Tensor) and domain.type_of(value).dtype == DType.UNKNOWN
 
 
 def cast(
-    session: ScriptSession,
-    runtime: ScriptRuntime,
+    domain: Open,
+    runtime: OpenRuntime,
     name: str,
     tensor: Any,
     rest: tuple[object, ...],
@@ -33,27 +33,27 @@ def cast(
     match name:
         case "to":
             other = rest[0] if rest else kwargs.get("other")
-            if isinstance(other, torch.Tensor) and (_is_open(session, tensor) or _is_open(session, other)):
+            if isinstance(other, torch.Tensor) and (_is_open(domain, tensor) or _is_open(domain, other)):
                 return torch.ops.aten.to.other(tensor, *(rest or (other,)), **_without(kwargs, "other"))
-        case "type" if _is_open(session, tensor) and not rest and kwargs.get("dtype") is None:
-            return session.emit("py.call", "Tensor.type", tensor)
-        case "new_tensor" if _is_open(session, tensor) or holds_staged((*rest, kwargs.get("data"))):
+        case "type" if _is_open(domain, tensor) and not rest and kwargs.get("dtype") is None:
+            return domain.emit("py.call", "Tensor.type", tensor)
+        case "new_tensor" if _is_open(domain, tensor) or holds_staged((*rest, kwargs.get("data"))):
             dtype = kwargs.get("dtype")
             if dtype is None:
-                dtype = session.attribute(tensor, "dtype") if _is_open(session, tensor) else tensor.dtype
+                dtype = domain.attribute(tensor, "dtype") if _is_open(domain, tensor) else tensor.dtype
             return runtime.call(0, torch.tensor, rest, {**kwargs, "dtype": dtype})
-        case "tensor" | "as_tensor" | "asarray" if _is_open(session, tensor) and not rest:
-            return _made(session, runtime, name, tensor, **kwargs)
+        case "tensor" | "as_tensor" | "asarray" if _is_open(domain, tensor) and not rest:
+            return _made(domain, runtime, name, tensor, **kwargs)
     return NotImplemented
 
 
 def _made(
-    session: ScriptSession, runtime: ScriptRuntime, name: str, data: torch.Tensor, dtype: object = None,
+    domain: Open, runtime: OpenRuntime, name: str, data: torch.Tensor, dtype: object = None,
     device: object = None, requires_grad: bool = False, **others: object,
 ) -> object:  # fmt: skip
     """A tensor of another: the same where nothing is to be changed, a copy where `torch.tensor` makes it."""
     if requires_grad or any(value is not None for value in others.values()):
-        session.cannot(f"torch.{name} of a tensor of which nothing is said, with {', '.join(others) or 'gradients'}")
+        domain.cannot(f"torch.{name} of a tensor of which nothing is said, with {', '.join(others) or 'gradients'}")
     found = data.detach().clone() if name == "tensor" else data
     for wanted in (dtype, device):
         if wanted is not None:

@@ -11,20 +11,20 @@ from smelt.capture.staging.texts import is_data
 from smelt.ir import DType
 
 if TYPE_CHECKING:
-    from smelt.capture.scripting.runtime import ScriptRuntime
-    from smelt.capture.scripting.session import ScriptSession
+    from smelt.capture.scripting.domain import Open
+    from smelt.capture.scripting.runtime import OpenRuntime
 
 
 def _conversion(kind: Any) -> Any:
     """`int(tensor)` and its kin, which say other than `item()` of what they do not take."""
 
-    def make(session: ScriptSession, runtime: ScriptRuntime, args: Any, kwargs: Any) -> Any:
-        if len(args) != 1 or kwargs or not isinstance(args[0], torch.Tensor) or not is_data(session, args[0]):
+    def make(domain: Open, runtime: OpenRuntime, args: Any, kwargs: Any) -> Any:
+        if len(args) != 1 or kwargs or not isinstance(args[0], torch.Tensor) or not is_data(domain.session, args[0]):
             return NotImplemented
-        type_ = session.type_of(args[0])
+        type_ = domain.type_of(args[0])
         if type_.dtype != DType.UNKNOWN and (type_.rank == 0 or (type_.is_static and type_.numel == 1)):
             return NotImplemented
-        return session.emit(f"py.{kind.__name__}", args[0])
+        return domain.emit(f"py.{kind.__name__}", args[0])
 
     return make
 

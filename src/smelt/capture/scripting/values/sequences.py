@@ -13,7 +13,7 @@ from smelt.capture.staging.fakes.symbols import ScalarSlot, StagedObject, slot_o
 from smelt.ir import ANY, ListType, Type
 
 if TYPE_CHECKING:
-    from smelt.capture.scripting.session import ScriptSession
+    from smelt.capture.scripting.domain import Open
 
 # What is the same of a tuple and of the list that it is in the graph, by the operand that it may be.
 _ALIKE = {f"py.{name}": 0 for name in ("getitem", "len", "bool", "not_", "sum", "min", "max")} | {"py.in_": 1}
@@ -60,22 +60,22 @@ def tells_tuples(op: str, args: tuple[object, ...]) -> bool:
     return any(isinstance(arg, OpenTuple) for i, arg in enumerate(args) if _ALIKE.get(op) != i)
 
 
-def of_tuples(session: ScriptSession, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def of_tuples(domain: Open, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What such an operator gives in the program."""
     if op == "py.call" and args[0] in _TAKING_ITEMS:
-        return session.emit(op, *map(as_list, args), **kwargs)
+        return domain.emit(op, *map(as_list, args), **kwargs)
     if op == "py.call" and args[0].startswith("list."):
-        return session.emit(
-            op, args[0], as_list(session.taken_in(args[1])), *map(session.as_in_program, args[2:]), **kwargs
+        return domain.emit(
+            op, args[0], as_list(domain.taken_in(args[1])), *map(domain.as_in_program, args[2:]), **kwargs
         )
     if op == "py.concat" or (op == "py.add" and all(isinstance(arg, (OpenTuple, tuple)) for arg in args)):
-        lists = (as_list(session.taken_in(arg) if isinstance(arg, OpenTuple) else arg) for arg in args)
-        found = session.emit("py.concat", *lists)
+        lists = (as_list(domain.taken_in(arg) if isinstance(arg, OpenTuple) else arg) for arg in args)
+        found = domain.emit("py.concat", *lists)
         return found if op == "py.concat" else OpenTuple(slot_of(found))
     if op in ("py.slice", "py.mul"):
-        return OpenTuple(slot_of(session.emit(op, *map(as_list, args))))
+        return OpenTuple(slot_of(domain.emit(op, *map(as_list, args))))
     alike = _ALIKE.get(op)
-    return session.emit(op, *(a if i == alike else session.as_in_program(a) for i, a in enumerate(args)), **kwargs)
+    return domain.emit(op, *(a if i == alike else domain.as_in_program(a) for i, a in enumerate(args)), **kwargs)
 
 
 def as_list(value: object) -> object:

@@ -63,7 +63,7 @@ from smelt.ops.shapes.symbolic import CannotTell
 if TYPE_CHECKING:
     from smelt.capture.staging.session import Session
 
-_IN_PLACE_METADATA = frozenset((
+CHANGING_METADATA = frozenset((
     "t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "resize_", "resize_as_",
     "set_", "swapaxes", "rename_", "sparse_resize_", "_resize_output_",
 ))  # fmt: skip
@@ -151,6 +151,10 @@ class FakeRecorder(Recorder):
     # --- operators ---------------------------------------------------------------------------------------------------
 
     def _encode(self, arg: object, operands: list[Slot]) -> Any:
+        arg = self.session.domain.argument(arg)
+        if isinstance(arg, ScalarSlot):
+            operands.append(arg)
+            return arg
         spread = self.spread_of(arg)
         if self.session.size_trace is not None and is_sized(arg):
             slot = self.session.size_slot(arg)
@@ -162,8 +166,21 @@ class FakeRecorder(Recorder):
             return operands[-1]
         return super()._encode(arg, operands)
 
-    @unwatched
+    def _lift(self, tensor: torch.Tensor, slot: Slot) -> None:
+        super()._lift(tensor, slot)
+        self.session.domain.check_lifted(slot)
+
+    def _write(self, targets: Sequence[object], tainted: bool, info: OpInfo) -> None:
+        self.session.domain.check_write(targets)
+        super()._write(targets, tainted, info)
+
     def record(self, overload: Overload, args: OpArgs, kwargs: OpKwargs) -> Any:
+        """Note an operator, as what is known of values tells its results. Raises: what eager does; CannotStage."""
+        return self.session.domain.record(overload, args, kwargs)
+
+    @unwatched
+    def run_in_worlds(self, overload: Overload, args: OpArgs, kwargs: OpKwargs) -> Any:
+        """Note an operator whose results tell the fake tensors of all worlds. Raises: what eager does; CannotStage."""
         info = op_info(overload)
         self.session.spend()
         if info.short in NESTED and self._is_tainted(args[:2]):
@@ -200,13 +217,13 @@ class FakeRecorder(Recorder):
             self.session.caught(info.name)
         if not info.returns_tensors:
             return self._scalar(overload, info, args, kwargs, noted, operands)
-        if info.short in _IN_PLACE_METADATA:
+        if info.short in CHANGING_METADATA:
             self._check_relaid(info, operands[0])
         for one in writes:
             targets = targets_of(one, noted, named)
             self._write(targets, True, info)
             self._check_entwined(targets)
-        if writes and (not self.session.is_on_all_paths or any(map(self.is_lazy, operands))):
+        if writes and (not self.session.paths.is_on_all or any(map(self.is_lazy, operands))):
             # Through what shows the conjugates of its memory a fake tensor is written more often.
             for slot in operands:
                 slot.family.is_written_apart = True
@@ -422,7 +439,7 @@ class FakeRecorder(Recorder):
             self._check_sized(overload, results[seen], backs[seen])
         self._check_given_back(results, backs, operands)
         # The program sees the operand itself; what stands for it in other worlds keeps the sizes of these.
-        results[0] = _give_back(results[seen], backs[seen])
+        results[0] = give_back(results[seen], backs[seen])
         if varied and sum(r is not DEAD for r in results[1:]) == 0:
             results[1:] = [DEAD] * (WORLDS - 1)
         return results
@@ -437,19 +454,19 @@ class FakeRecorder(Recorder):
 
     def _fresh_numbers(self, name: str, args: Sequence[object]) -> tuple[object, ...]:
         """The numbers of each world that decide sizes of an operator's results."""
-        numbers: tuple[int, ...] = self.session.fresh_numbers(name)
+        numbers: tuple[int, ...] = self.session.reading.fresh_numbers(name)
         if name not in (PACK, PAD):
             return numbers
         batch = self.packed.batch(self.slot_of(args[1])) if name == PAD else None
         if batch is None:
-            return tuple(zip(numbers, self.session.fresh_numbers(name), strict=True))
+            return tuple(zip(numbers, self.session.reading.fresh_numbers(name), strict=True))
         return tuple((number, self.in_world(batch, world)) for world, number in enumerate(numbers))
 
     def _check_given_back(self, results: list[Any], backs: list[dict[int, object]], operands: list[Slot]) -> None:
         """Raises: Again where a branch decides whether an operand is given back, as it lies (`x.contiguous()`)."""
         given = {id(result) in back for result, back in zip(results, backs, strict=True) if result is not DEAD}
         if len(given) == 2:
-            why, *_ = self.session.sides_of.get(operands[0], (None,))
+            why, *_ = self.session.paths.sides_of.get(operands[0], (None,))
             if why is not None:
                 self.session.unmerge(why)
 
@@ -647,7 +664,7 @@ class FakeRecorder(Recorder):
         if info.short == "is_nonzero":
             return session.answer(operands[0] if session.questions is None else _truth(session, args[0]))
         if info.short in ("equal", "allclose"):
-            return session.answer(session.scalar_call(info.name, args, kwargs, bool))
+            return session.answer(session.reading.scalar_call(info.name, args, kwargs, bool))
         if info.short == "is_set_to" and not any(self.is_varied(slot) for slot in operands):
             with unseen():
                 return _is_set_to(*[self.in_world(a, 0) for a in args])
@@ -686,12 +703,12 @@ class _DeadWorldError(Exception):
     """An operand has no value in this world."""
 
 
-def _give_back(result: Any, back: dict[int, object]) -> Any:
+def give_back(result: Any, back: dict[int, object]) -> Any:
     """Results with the operands themselves where an operator gave these."""
     if isinstance(result, torch.Tensor):
         return back.get(id(result), result)
     if type(result) in (list, tuple):
-        return type(result)(_give_back(item, back) for item in result)
+        return type(result)(give_back(item, back) for item in result)
     return result
 
 

@@ -55,7 +55,7 @@ def _shape(original: Descriptor) -> property:
         sizes = original.__get__(self, type(self))
         session = _session()
         if session is None or session.recorder.slot_of(self) not in session.recorder.varied:
-            return sizes if session is None or session.size_trace is None else torch.Size(session.shown(sizes))
+            return sizes if session is None or session.size_trace is None else torch.Size(session.reading.shown(sizes))
         return torch.Size([session.size(self, i) for i in range(len(sizes))])
 
     return Getter(original, read)
@@ -69,7 +69,7 @@ def _size(what: str) -> Callable[[Method], Method]:
                 found = original(self) if dim is None else original(self, dim)
                 if session is None or session.size_trace is None:
                     return found
-                return own(found) if dim is not None else type(found)(session.shown(found))
+                return own(found) if dim is not None else type(found)(session.reading.shown(found))
             if dim is not None:
                 return session.size(self, dim, what)
             found = [session.size(self, i, what) for i in range(self.dim())]
@@ -85,7 +85,7 @@ def _is_contiguous(original: Method) -> Method:
         session = _session()
         if session is None or session.recorder.slot_of(self) not in session.recorder.varied:
             return original(self, memory_format=memory_format)
-        return session.is_contiguous(self, memory_format)
+        return session.reading.is_contiguous(self, memory_format)
 
     return is_contiguous
 
@@ -95,7 +95,7 @@ def _storage_offset(original: Method) -> Method:
         session = _session()
         if session is None or not _tainted(session, self):
             return original(self)
-        return session.storage_offset(self)
+        return session.reading.storage_offset(self)
 
     return storage_offset
 
@@ -104,7 +104,7 @@ def _base(original: Descriptor) -> property:
     def read(self: torch.Tensor) -> object:
         found = original.__get__(self, type(self))
         session = _session()
-        return found if session is None else session.base_of(self)
+        return found if session is None else session.reading.base_of(self)
 
     return Getter(original, read)
 
@@ -113,7 +113,7 @@ def _is_view(original: Method) -> Method:
     def read(self: torch.Tensor) -> bool:
         session = _session()
         if session is not None:
-            session.check_made_on_all_paths(self)
+            session.reading.check_made_on_all_paths(self)
         found: bool = original(self)
         return found
 
@@ -124,7 +124,7 @@ def _version(original: Descriptor) -> property:
     def read(self: torch.Tensor) -> int:
         found: int = original.__get__(self, type(self))
         session = _session()
-        return found if session is None else session.version_of(self)
+        return found if session is None else session.reading.version_of(self)
 
     return Getter(original, read)
 
@@ -190,7 +190,7 @@ def _truth(original: Method) -> Method:
         session = _session()
         if session is None or not _tainted(session, self):
             return original(self)
-        known = session.known_value(self)
+        known = session.reading.known_value(self)
         if known is not None:
             return bool(known)
         asked = condition(session, self)

@@ -171,7 +171,7 @@ class _Staged:
         return numpy.asarray(current.session().specialize(slot_of(self)), *args)
 
     def __hash__(self) -> int:
-        return hash(current.session().hashed(slot_of(self)))
+        return hash(current.session().domain.hashed(slot_of(self)))
 
     def __repr__(self) -> str:
         session = current.found()
@@ -316,10 +316,10 @@ class StagedObject(_Staged):
         return current.session().getitem(self, key)
 
     def __iter__(self) -> Any:
-        return current.session().taken_apart(self)
+        return current.session().domain.taken_apart(self)
 
     def __len__(self) -> int:
-        current.session().taken_apart(self)
+        current.session().domain.taken_apart(self)
         raise TypeError  # to `list.extend`, which would know how much room it needs
 
     def keys(self) -> Any:

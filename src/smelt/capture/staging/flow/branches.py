@@ -16,10 +16,11 @@ from smelt.capture.staging.fakes.symbols import ScalarSlot, is_staged, slot_of, 
 from smelt.capture.staging.flow.growing import Grows, container_type, stage_container
 from smelt.capture.staging.flow.merge import Poison, resolved
 from smelt.capture.staging.flow.ordering import check_unchanged
+from smelt.capture.staging.flow.paths import Outcome
 from smelt.capture.staging.flow.stops import ACTS, CannotGrow, CannotMerge, CannotStage
 from smelt.capture.staging.objects.handlers import is_catchable
 from smelt.capture.staging.objects.heap import Change
-from smelt.capture.staging.session import Outcome, Session
+from smelt.capture.staging.session import Session
 from smelt.ir import BOOL
 
 
@@ -29,7 +30,7 @@ def condition(session: Session, test: object) -> Slot | None:
         session.unmerge(test.why)
     if isinstance(test, torch.Tensor):
         slot = session.recorder.slot_of(test)
-        if not slot.family.tainted or session.knows(slot):
+        if not slot.family.tainted or session.reading.knows(slot):
             return None
         type_ = slot_type(slot)
         if type_.is_static and type_.numel != 1:
@@ -95,15 +96,15 @@ def branch(
     anew: variables that the program probably binds before it reads them again.
     """
     site = session.site()
-    known = session.known(slot)
-    if known is None and session.is_on_all_paths and ("effect", key, True) in session.whole:
-        known = session.expect(slot, False)
-    elif known is None and session.is_on_all_paths and ("effect", key, False) in session.whole:
-        known = session.expect(slot, True)
+    known = session.paths.known(slot)
+    if known is None and session.paths.is_on_all and ("effect", key, True) in session.whole:
+        known = session.paths.expect(slot, False)
+    elif known is None and session.paths.is_on_all and ("effect", key, False) in session.whole:
+        known = session.paths.expect(slot, True)
     elif known is None:
-        known = session.as_native(slot)
+        known = session.domain.as_native(slot)
     while known is None and key not in session.forked:
-        before = session.taken()
+        before = session.paths.taken()
         try:
             outcome = _merged(session, key, slot, (then, orelse), names, get, set_, site, anew)
         except CannotGrow as grows:
@@ -113,7 +114,7 @@ def branch(
             if not _staged_before(session, key, grows.container, type_, (then, orelse), names, get, set_, site):
                 session.grew.add(key)
                 session.will_fork(key)
-                session.not_again(before)
+                session.paths.not_again(before)
         except Grows as grows:
             is_older = session.is_older(grows.grown) or _is_carried(session, grows.grown)
             if is_older or not _staged_before(
@@ -122,16 +123,16 @@ def branch(
                 raise
         except CannotMerge:
             session.will_fork(key)
-            session.not_again(before)
+            session.paths.not_again(before)
         else:
             if outcome.is_raised:
                 session.end()
             apply(outcome, set_)
             return
     if known is None and key in session.grew:
-        session.check_turns(site)
-    answer = session.fork(slot, site)
-    set_(resolved(names, get(), slot, answer, session.negations))
+        session.paths.check_turns(site)
+    answer = session.paths.fork(slot, site)
+    set_(resolved(names, get(), slot, answer, session.paths.negations))
     if answer:
         then()
     else:
@@ -156,10 +157,10 @@ def _merged(
     try:
         arms = []
         for body, answer in zip(bodies, (True, False), strict=True):
-            start = resolved(names, before, slot, answer, session.negations)
+            start = resolved(names, before, slot, answer, session.paths.negations)
             run = arm(session, body, before, get, set_, snapshot, start)
-            arms.append(session.trace(run, names, why, {slot: answer}))
-        return session.branch(slot, arms, site, why, names, anew)
+            arms.append(session.paths.trace(run, names, why, {slot: answer}))
+        return session.paths.branch(slot, arms, site, why, names, anew)
     finally:
         session.snapshots.pop()
         session.befores.pop()
@@ -209,7 +210,7 @@ def arm(
             check_unchanged(session)
             if session.recorder._modes_now() != modes:
                 session.cannot("a mode is switched on one path only")
-            left = session.left_by(get(), before)
+            left = session.domain.left_by(get(), before)
             changes = snapshot.changes()
             return Outcome(left, changes)
         except CannotMerge:
@@ -278,7 +279,7 @@ def record_raise(session: Session, error: Exception) -> None:
     elif error.__suppress_context__:
         kwargs = {"cause": "None"}
     held = vars(error)
-    args = map(session.as_in_program, error.args)
+    args = map(session.domain.as_in_program, error.args)
     if held or isinstance(kind.__init__, FunctionType) or isinstance(kind.__new__, FunctionType):
         kwargs["fields"] = " ".join(held)
     session.raised_at = _raised_at(error)

@@ -57,7 +57,7 @@ def at_number(
             _is_equal(session, number, i),
             _is_equal(session, number, i - len(found)),
         )
-        if session.fork(slot_of(matches)):
+        if session.paths.fork(slot_of(matches)):
             return item
     if isinstance(items, (list, tuple)):
         raise error(IndexError(f"{type(items).__name__} index out of range"))
@@ -68,7 +68,7 @@ def at_number(
 def at_key(session: Session, table: Mapping[object, object], key: object, error: Callable[[Exception], Any]) -> object:
     """The item at a staged key. error: notes an exception of the program's. Raises: KeyError."""
     for known in table:
-        if session.fork(slot_of(session.emit("py.eq", key, known))):
+        if session.paths.fork(slot_of(session.emit("py.eq", key, known))):
             return table[known]
     raise error(KeyError(key))
 

@@ -9,12 +9,12 @@ import functools
 import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from smelt._torch.seen.staged_fakes import is_fake
-from smelt.capture.convert.runtime import Get, Names, PlainRuntime, Set, Thunk, nothing
+from smelt.capture.convert.runtime import Get, Names, PlainRuntime, Runtime, Set, Thunk, nothing
 from smelt.capture.dynamic.values import is_sized
 from smelt.capture.staging import calls
 from smelt.capture.staging.fakes.symbols import StagedObject, is_staged, slot_of
@@ -43,13 +43,20 @@ _SEQUENCES = (list, tuple, torch.Size)
 _PY = BY_SYMBOL.keys() - {"@"}
 
 
-class StagingRuntime(PlainRuntime):
-    """Answers for one session."""
+class Comparing(Runtime, Protocol):
+    """A runtime that answers one comparison of a chain at a time, too."""
 
-    __slots__ = ("session",)
+    def compare_two(self, op: str, left: object, right: object) -> object: ...
 
-    def __init__(self, session: Session) -> None:
+
+class StagingRuntime:
+    """Answers for one session. whole: what converted code asks, and so each part of an answer; this one by default."""
+
+    __slots__ = ("session", "whole")
+
+    def __init__(self, session: Session, whole: Comparing | None = None) -> None:
         self.session = session
+        self.whole: Comparing = whole or self
 
     # --- statements --------------------------------------------------------------------------------------------------
 
@@ -67,8 +74,8 @@ class StagingRuntime(PlainRuntime):
         self, at: int, iterable: object, body: Turn, names: Names, get: Get, set: Set, more: Thunk | None,
         anew: Names = (),
     ) -> None:  # fmt: skip
-        _use(self.session, iterable)
-        stage_for(self.session, self, LoopStatement(_key(at, names), body, names, get, set, more, anew), iterable)
+        use(self.session, iterable)
+        stage_for(self.session, self.whole, LoopStatement(_key(at, names), body, names, get, set, more, anew), iterable)
 
     def assert_(self, at: int, test: Any, message: Any) -> None:
         session = self.session
@@ -77,12 +84,12 @@ class StagingRuntime(PlainRuntime):
             try:
                 _PLAIN.assert_(at, test, message)
             except AssertionError as error:
-                self._raised(error)
+                self.session.raising(error)
                 raise
             return
 
         def fails() -> None:
-            raise self._raised(AssertionError() if message is None else AssertionError(message()))
+            raise self.session.raising(AssertionError() if message is None else AssertionError(message()))
 
         if message is None and not is_catchable(session):
             session.statement("py.assert", test)
@@ -95,12 +102,8 @@ class StagingRuntime(PlainRuntime):
         try:
             _PLAIN.raise_(at, exc and (lambda: raised), cause and (lambda: of))
         except Exception as error:
-            self._raised(error)
+            self.session.raising(error)
             raise
-
-    def _raised(self, error: Exception) -> Exception:
-        self.session.raised.append(error)
-        return error
 
     # --- expressions -------------------------------------------------------------------------------------------------
 
@@ -160,7 +163,7 @@ class StagingRuntime(PlainRuntime):
     def compare(self, at: int, left: Any, *rest: Any) -> Any:
         op, thunk = rest[0]
         right = thunk()
-        value = self._compare(op, left, right)
+        value = self.whole.compare_two(op, left, right)
         if len(rest) == 1:
             return value
         slot = condition(self.session, value)
@@ -168,11 +171,11 @@ class StagingRuntime(PlainRuntime):
             return self.compare(at, right, *rest[1:]) if value else value
         return self._choose(at, slot, lambda: self.compare(at, right, *rest[1:]), lambda: _known(value, False), thunk)
 
-    def _compare(self, op: str, left: object, right: object) -> object:
-        _use(self.session, left, right)
+    def compare_two(self, op: str, left: object, right: object) -> object:
+        use(self.session, left, right)
         if op in ("in", "not in"):
-            found = self.contains(0, left, right)
-            return found if op == "in" else self.not_(0, found)
+            found = self.whole.contains(0, left, right)
+            return found if op == "in" else self.whole.not_(0, found)
         if op in ("is", "is not"):
             ordering.check_change(self.session, left)
             ordering.check_change(self.session, right)
@@ -182,25 +185,25 @@ class StagingRuntime(PlainRuntime):
                 self.session.cannot("the program reads the identity of a dynamic number", "compare with `==`")
         if op in ("is", "is not") and (is_staged(left) or is_staged(right)):
             found = self._identical(left, right)
-            return found if op == "is" else self.not_(0, found)
+            return found if op == "is" else self.whole.not_(0, found)
         for one, other in ((left, right), (right, left)):
             if op in ("==", "!=") and isinstance(one, StagedRange) and one.known_length() is None:
                 found = one.equals(other)
-                return found if op == "==" else self.not_(0, found)
+                return found if op == "==" else self.whole.not_(0, found)
         if op in _PY and (is_staged(left) or is_staged(right)):
             found = self.session.binary(f"py.{BY_SYMBOL[op].name}", left, right)
             if found is not NotImplemented:
                 return found
         if op in ("==", "!=") and _are_alike(left, right) and (self._is_data(left) or self._is_data(right)):
             found = self._equal_items(left, right)
-            return found if op == "==" else self.not_(0, found)
+            return found if op == "==" else self.whole.not_(0, found)
         return compared(op, left, right)
 
     def _equal_items(self, left: Any, right: Any) -> object:
         """Whether two sequences of one length are equal, as one question instead of one for each of Python's."""
 
         def equal(a: object, b: object) -> object:
-            return True if a is b else self.truth(0, self._compare("==", a, b))
+            return True if a is b else self.truth(0, self.whole.compare_two("==", a, b))
 
         pairs = [pair for pair in zip(left, right, strict=True) if any(map(self._is_data, pair)) or pair[0] != pair[1]]
         return self.and_(0, *(lambda a=a, b=b: equal(a, b) for a, b in pairs))
@@ -220,7 +223,7 @@ class StagingRuntime(PlainRuntime):
 
     def contains(self, at: int, item: Any, c: Any) -> object:
         session = self.session
-        _use(session, item, c)
+        use(session, item, c)
         if isinstance(c, torch.Tensor) and session.recorder.slot_of(c).family.tainted:
             return session.item((item == c).any())
         if isinstance(c, StagedRange) and c.known_length() is None:
@@ -233,7 +236,7 @@ class StagingRuntime(PlainRuntime):
             if c and slot_of(item).type == FLOAT and all(map(_is_number, c)):
                 # Not by the operator of lists: which numbers are one object is lost in a graph.
                 found = [session.emit("py.eq", item, one) for one in c]
-                return functools.reduce(functools.partial(self.binop, at, "|"), found)
+                return functools.reduce(functools.partial(self.whole.binop, at, "|"), found)
         if is_staged(c) or (is_staged(item) and type(c) in (list, tuple, dict)):
             return session.emit("py.in_", item, c)
         if is_staged(item) and type(c) in (set, frozenset) and all(type(one) in (bool, int, str) for one in c):
@@ -241,8 +244,8 @@ class StagingRuntime(PlainRuntime):
         return item in c
 
     def call(self, at: int, fn: Any, args: Any, kwargs: Any) -> Any:
-        _use_in_call(self.session, *args, *kwargs.values())
-        return calls.call(self.session, self, fn, args, kwargs)
+        use_in_call(self.session, *args, *kwargs.values())
+        return calls.call(self.session, self.whole, fn, args, kwargs)
 
     def called_here(self, at: int, fn: object) -> object:
         return calls.called_here(self.session, fn)
@@ -250,7 +253,7 @@ class StagingRuntime(PlainRuntime):
     def getattr_(self, at: int, o: object, name: str) -> object:
         if type(o) is Appending and name == "append":
             o = o.items
-        _use(self.session, o)
+        use(self.session, o)
         if isinstance(o, StagedObject):
             return calls.method(self.session, o, name)
         if name == "__class__" and isinstance(o, torch.Tensor):
@@ -258,21 +261,21 @@ class StagingRuntime(PlainRuntime):
         return getattr(o, name)
 
     def setattr_(self, at: int, o: object, name: str, v: object) -> None:
-        _use(self.session, o)
+        use(self.session, o)
         ordering.check_change(self.session, o)
         _check_library(self.session, o, f"`{name}` of a module")
         setattr(o, name, v)
 
     def getitem(self, at: int, o: Any, k: Any) -> Any:
         session = self.session
-        _use(session, o, k)
+        use(session, o, k)
         if isinstance(o, StagedRange):
             return o[k]
         if not isinstance(o, torch.Tensor) and (is_staged(k) or self._is_data_of_tensor(k)):
             if choices.is_list_of_code(o):
-                return choices.at_number(session, self, o, self._whole(k), self._raised)
+                return choices.at_number(session, self.whole, o, self._whole(k), self.session.raising)
             if is_staged(k) and choices.is_table_of_code(o):
-                return choices.at_key(session, o, k, self._raised)
+                return choices.at_key(session, o, k, self.session.raising)
             if type(o) in (list, tuple):
                 return session.getitem(session.container(o), session.item(k) if isinstance(k, torch.Tensor) else k)
             if is_staged(k) and type(o) is dict:
@@ -292,9 +295,9 @@ class StagingRuntime(PlainRuntime):
         return number
 
     def setitem(self, at: int, o: Any, k: Any, v: Any) -> None:
-        _use(self.session, o, k, v)
+        use(self.session, o, k, v)
         if isinstance(o, StagedObject):
-            self.session.check_change(o)
+            self.session.domain.check_change(o)
             o.slot = slot_of(self.session.emit("py.setitem", o, k, v))
             return
         ordering.check_change(self.session, o)
@@ -303,15 +306,15 @@ class StagingRuntime(PlainRuntime):
         o[k] = v
 
     def held(self, at: int, value: object) -> Any:
-        _use(self.session, value)  # on some paths there may be none, and eager raises
+        use(self.session, value)  # on some paths there may be none, and eager raises
         return value
 
     def delitem(self, at: int, o: object, k: object) -> None:
         ordering.check_change(self.session, o)
-        super().delitem(at, o, k)
+        _PLAIN.delitem(at, o, k)
 
     def binop(self, at: int, op: str, a: object, b: object) -> Any:
-        _use(self.session, a, b)
+        use(self.session, a, b)
         if op in _PY and (is_staged(a) or is_staged(b)):
             found = self.session.binary(f"py.{BY_SYMBOL[op].name}", a, b)
             if found is not NotImplemented:
@@ -325,32 +328,32 @@ class StagingRuntime(PlainRuntime):
         return _PLAIN.binop(at, op, a, b)
 
     def inplace(self, at: int, op: str, a: object, b: object) -> object:
-        _use(self.session, a, b)
+        use(self.session, a, b)
         ordering.check_change(self.session, a)
         if op == "+" and isinstance(a, StagedObject) and isinstance(slot_of(a).type, ListType):
-            self.session.check_change(a)
+            self.session.domain.check_change(a)
             calls.extend(self.session, a, b)
             return a
         if op in _PY and not isinstance(a, torch.Tensor) and (is_staged(a) or is_staged(b)):
             if isinstance(a, (list, dict)):
                 self.session.cannot("a list is extended by a traced one in place")
-            return self.binop(at, op, a, b)
+            return self.whole.binop(at, op, a, b)
         return _PLAIN.inplace(at, op, a, b)
 
     def unop(self, at: int, op: str, a: object) -> object:
-        _use(self.session, a)
+        use(self.session, a)
         return self.session.emit(f"py.{UNARY_BY_SYMBOL[op].name}", a) if is_staged(a) else _PLAIN.unop(at, op, a)
 
     def fstring(self, at: int, parts: Any) -> object:
         return self.session.emit("py.join", *parts) if any(map(is_staged, parts)) else "".join(parts)
 
     def format_value(self, at: int, v: object, conversion: str | None, spec: object) -> object:
-        _use(self.session, v, spec)
+        use(self.session, v, spec)
         is_said_here = self._is_data(v) or is_said(self.session, v)
         has_own = not is_said_here and getattr(type(v), "__format__", None) is object.__format__
         is_text = conversion in ("r", "s") or (conversion is None and type(spec) is str and not spec)
         if is_text and (has_own or (is_said_here and type(v) in _SEQUENCES)):
-            v, conversion = text_of(self.session, self, v, "repr" if conversion == "r" else "str"), None
+            v, conversion = text_of(self.session, self.whole, v, "repr" if conversion == "r" else "str"), None
             is_said_here = is_staged(v)
             if is_said_here and type(spec) is str and not spec:
                 return v
@@ -368,17 +371,23 @@ class StagingRuntime(PlainRuntime):
         return is_staged(value) or (type(value) is dict and any(map(self._is_data, value.values())))
 
     def iterate(self, at: int, iterable: Any) -> Iterable[object]:
-        _use(self.session, iterable)
+        use(self.session, iterable)
         if isinstance(iterable, StagedObject):
             return calls.unpacked(self.session, iterable)
         if isinstance(iterable, StagedSequence):
             self.session.cannot("a traced range or list was unpacked")
         return iterable
 
+    def starred(self, at: int, rest: list[object]) -> object:
+        return rest
+
+    def display(self, at: int, is_list: bool, *parts: Iterable[object]) -> object:
+        return _PLAIN.display(at, is_list, *parts)
+
     def matched(self, at: int, subject: object, longest: int | None) -> object:
         """A staged list as one of Python's, on a path for each length that it may have."""
         session = self.session
-        _use(session, subject)
+        use(session, subject)
         if not isinstance(subject, StagedObject) or str(slot_of(subject).type) in ("str", "device", "dtype"):
             return subject
         kind = slot_of(subject).type
@@ -389,7 +398,7 @@ class StagingRuntime(PlainRuntime):
             return None
         length = session.emit("py.len", subject)
         for size in range(longest + 1):
-            if session.fork(slot_of(session.emit("py.eq", length, size))):
+            if session.paths.fork(slot_of(session.emit("py.eq", length, size))):
                 return [session.emit("py.getitem", subject, i) for i in range(size)]
         return [None] * (longest + 1)  # more than the pattern takes, whatever they are
 
@@ -411,11 +420,12 @@ def _columns(code: Any) -> tuple[str, str]:
 
 def _check_library(session: Session, owner: object, what: str) -> None:
     """A name of a library's module is about to be set: nothing puts it back between ways. Raises: CannotStage."""
-    if type(owner) is ModuleType and not session.is_on_all_paths and not is_own_module(owner):
+    if type(owner) is ModuleType and not session.paths.is_on_all and not is_own_module(owner):
         session.cannot(f"{what} is set on one path only", EFFECT)
 
 
-def _use(session: Session, *values: object) -> None:
+def use(session: Session, *values: object) -> None:
+    """The program uses values. Raises: Again, CannotStage where one has none on some paths."""
     for value in values:
         if isinstance(value, Poison):
             session.unmerge(value.why)
@@ -425,10 +435,10 @@ def _use(session: Session, *values: object) -> None:
             value.refuse()
 
 
-def _use_in_call(session: Session, *values: Any) -> None:
+def use_in_call(session: Session, *values: Any) -> None:
     """The same for arguments: a list or tuple that stands there holds what was loaded for it."""
     for value in values:
-        _use(session, value, *(value if type(value) in _SEQUENCES else ()))
+        use(session, value, *(value if type(value) in _SEQUENCES else ()))
 
 
 def _are_alike(left: Any, right: Any) -> bool:

@@ -99,7 +99,7 @@ def _joined(session: Session, types: Iterable[Type | None]) -> Type:
         if found is None or found == type_:
             found = type_
         else:
-            wider = session.widened(found, type_)
+            wider = session.domain.widened(found, type_)
             found = join(found, type_) if wider is None else wider
     return ANY if found is None else found
 
@@ -150,8 +150,10 @@ def stage_container(
     _check_holders(session, site, grown, snapshot)
     is_dict = isinstance(grown, dict)
     items = [part for item in grown.items() for part in item] if is_dict else grown
-    session.note_held(items)
-    operands = [session.encode(item if class_of(item) is None else session.as_in_program(item)) for item in items]
+    session.domain.note_held(items)
+    operands = [
+        session.encode(item if class_of(item) is None else session.domain.as_in_program(item)) for item in items
+    ]
     examples: tuple[Any, ...] = ({},) * WORLDS if is_dict else tuple([None] * len(grown) for _ in range(WORLDS))
     if is_carried and not is_dict:
         # What a turn does with the list is looked at before it shows that the loop carries it.

@@ -218,7 +218,7 @@ class Once(StagedSequence):
 
     def __init__(self, session: Session, sequence: StagedSequence | None, plain: Callable[[], Iterator[Any]]) -> None:
         self.session, self.sequence, self.plain = session, sequence, plain
-        self.level = len(session.regions)
+        self.level = len(session.paths.regions)
         self.iterator: Iterator[object] | None = None
         self.is_taken = self.is_spent = False
 
@@ -231,7 +231,7 @@ class Once(StagedSequence):
         return self.sequence
 
     def _check_level(self) -> None:
-        if len(self.session.regions) != self.level:
+        if len(self.session.paths.regions) != self.level:
             self.session.cannot("an iterator is advanced on one path only")
 
     def __iter__(self) -> Any:

@@ -66,7 +66,7 @@ def stage_while(session: Session, loop: LoopStatement, test: Thunk) -> None:
     is_whole = key in session.whole and not is_unrolled
     while True:
         records = session.recorder.records
-        mark, answers = len(records), dict(session.regions[-1].answers)
+        mark, answers = len(records), dict(session.paths.regions[-1].answers)
         known = session.recorder.marked()
         before, snapshot = loop.get(), session.snapshot()
         start = trace.mark() if trace is not None and is_whole else None
@@ -80,7 +80,7 @@ def stage_while(session: Session, loop: LoopStatement, test: Thunk) -> None:
             # How often it turns follows from a free size or number: one loop for all of them.
             raise Again(whole=key)
         if peeled > 0 or (slot is None and not is_whole):
-            if slot is not None and not session.fork(slot):
+            if slot is not None and not session.paths.fork(slot):
                 return
             peeled, turns = peeled - 1, turns + 1
             loop.body()
@@ -96,7 +96,7 @@ def stage_while(session: Session, loop: LoopStatement, test: Thunk) -> None:
         # As if the test had not been asked: nothing may stand for what it recorded.
         del records[mark:]
         session.recorder.back(known)
-        session.regions[-1].answers = answers
+        session.paths.regions[-1].answers = answers
         snapshot.restore()
         loop.set(before)
         if is_of_sizes and trace is not None:
@@ -161,12 +161,12 @@ def stage_for(session: Session, runtime: Runtime, loop: LoopStatement, iterable:
         if not isinstance(sequence, KnownRange):
             length = sequence.length()
             longer = session.emit("py.gt", length, number) if is_staged(length) else length > number
-            if not (session.fork(slot_of(longer)) if is_staged(longer) else longer):
+            if not (session.paths.fork(slot_of(longer)) if is_staged(longer) else longer):
                 return
         loop.body(sequence.item(number))
         go = True if more is None else more()
         slot = condition(session, go)
-        if not (bool(go) if slot is None else session.fork(slot)):
+        if not (bool(go) if slot is None else session.paths.fork(slot)):
             return
     start = session.peeled.get(key, 0)
     is_live = ("live", key) in session.whole
@@ -291,7 +291,7 @@ def _turns(session: Session, loop: LoopStatement, iterable: Any, may_roll: bool)
         if may_roll and not is_short:
             raise Again(whole=loop.key)
         if ("growing", loop.key) in session.whole:
-            if not session.fork(slot):
+            if not session.paths.fork(slot):
                 return
             continue
         rest = list(iterator)

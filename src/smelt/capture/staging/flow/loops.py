@@ -24,6 +24,7 @@ from smelt.capture.staging.flow.branches import check_genuine, own_cells, record
 from smelt.capture.staging.flow.growing import Grows, container_type, stage_container
 from smelt.capture.staging.flow.merge import Pending, Poison, check_identities, flag_in, is_result
 from smelt.capture.staging.flow.ordering import check_unchanged
+from smelt.capture.staging.flow.paths import Outcome
 from smelt.capture.staging.flow.stops import ACTS, Again, CannotStage
 from smelt.capture.staging.objects.carried_leaves import (
     Unread,
@@ -37,7 +38,7 @@ from smelt.capture.staging.objects.containers import MISSING, WHOLE
 from smelt.capture.staging.objects.handlers import is_catchable
 from smelt.capture.staging.objects.heap import Change, Snapshot
 from smelt.capture.staging.records import RegionRecords, Structured, size_of
-from smelt.capture.staging.session import Outcome, Session
+from smelt.capture.staging.session import Session
 from smelt.ir import ANY, INT, ListType, TensorType, Type, UnknownDim, fits, join, type_of_arg
 
 _MOST_TRIES = 12
@@ -148,7 +149,7 @@ class Loop:
         regions = []
         if self.test is not None:
             params = self._bind()
-            records, outcome = session.trace(self._thunk(self.test, ()), self.names)
+            records, outcome = session.paths.trace(self._thunk(self.test, ()), self.names)
             if outcome.is_raised:
                 self.session.cannot("the test of a loop always raises")
             if self._changed(outcome.value, outcome.writes):
@@ -163,7 +164,7 @@ class Loop:
             self.index, index, arguments = slot, (slot,), (value,)
         params = self._bind()
         bound = dict(self._bound)
-        records, outcome = session.trace(self._thunk(self.body, arguments), self.names)
+        records, outcome = session.paths.trace(self._thunk(self.body, arguments), self.names)
         if outcome.is_raised:
             self.unstable("every iteration of a loop raises")
         if not self._absorb(outcome.value, outcome.writes):
@@ -180,8 +181,8 @@ class Loop:
         session = self.session
         for params in regions:
             for param, last in zip(params, yields, strict=True):
-                if param in session.turns_of:
-                    session.turns_of[param] = (*session.turns_of[param][:2], last)
+                if param in session.paths.turns_of:
+                    session.paths.turns_of[param] = (*session.paths.turns_of[param][:2], last)
         check_identities(session)
 
     def _thunk(self, part: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[[], Outcome]:
@@ -261,9 +262,9 @@ class Loop:
                 continue
             value, slot = self._fresh(place.types[i], leaf)
             if isinstance(leaf, torch.Tensor):
-                self.session.turns_of[slot] = (("loop", self.key), self.session.encode(leaf))
+                self.session.paths.turns_of[slot] = (("loop", self.key), self.session.encode(leaf))
             if i in place.numbers:
-                self.session.note_merged([[self.session.encode(leaf)]], [slot])
+                self.session.domain.note_merged([[self.session.encode(leaf)]], [slot])
             params.append(slot)
             made.append(value)
         return build(made)
@@ -344,7 +345,7 @@ class Loop:
             return False
         session = self.session
         roots = [*session.heap_roots, *session.locals_without(self.names)]
-        return Snapshot(roots, [*own_cells(self.get, self.set, self.names), session]).holds(value)
+        return Snapshot(roots, [*own_cells(self.get, self.set, self.names), *session.own_parts]).holds(value)
 
     def _place_dummy(self, number: int, name: str, value: Any) -> None:
         """A place that is not read before the body filled it: before the first turn, any value like that."""
@@ -362,7 +363,7 @@ class Loop:
         """The flags that are true after the loop: the one whose being true ends it, and those that are always equal."""
         if self.test is None or len(regions[0].yields) != 1:
             return set()
-        tested = self.session.negations.get(regions[0].yields[0])
+        tested = self.session.paths.negations.get(regions[0].yields[0])
         flags = [(place, at) for at, place in enumerate(self._flat()) if place is not None]
         ends = next((at for _, at in flags if regions[0].params[at] is tested), None)
         if ends is None:
@@ -432,7 +433,7 @@ class Loop:
                     place.types[i] = self._widen(place, place.types[i], found)
                     self._note_number(place, i, first, last)
                     stable = False
-                elif i in place.numbers and not session.is_number(session.encode(last)):
+                elif i in place.numbers and not session.domain.is_number(session.encode(last)):
                     place.numbers.discard(i)
                     stable = False
                 yields.append(session.encode(last))
@@ -472,7 +473,9 @@ class Loop:
         return any(all(map(same, before, end)) for end in ends)
 
     def _note_number(self, place: Place, leaf: int, first: object, last: object) -> None:
-        if place.types[leaf] == ANY and all(self.session.is_number(self.session.encode(v)) for v in (first, last)):
+        if place.types[leaf] == ANY and all(
+            self.session.domain.is_number(self.session.encode(v)) for v in (first, last)
+        ):
             place.numbers.add(leaf)
 
     def _type_of(self, place: Place, first: object, last: object) -> Type:
@@ -489,7 +492,7 @@ class Loop:
             self.unstable(f"{place.name or 'a loop-carried value'} is a conjugate or negative view")
 
     def _widen(self, place: Place, before: Any, after: Any) -> Type:
-        wider = self.session.widened(before, after)
+        wider = self.session.domain.widened(before, after)
         if wider is not None:
             return wider
         type_ = join(before, after)
@@ -541,9 +544,9 @@ class Loop:
                 values[place.key] = build(made)
             else:
                 writes.append((place.change, build(made)))
-        session.note_merged((inits, regions[-1].yields), results)
+        session.domain.note_merged((inits, regions[-1].yields), results)
         for init, last, result in zip(inits, regions[-1].yields, results, strict=True):
-            session.turns_of[result] = (("loop", self.key), init, last)
+            session.paths.turns_of[result] = (("loop", self.key), init, last)
         bounds = [session.encode(b) for b in self.bounds or ()]
         session.structured("while" if self.bounds is None else "for", [*bounds, *inits], regions, results, self.site)
         for change, value in writes:
@@ -645,7 +648,7 @@ def run_loop(loop: Callable[[], Loop]) -> Loop:
             made.run()
         except Opens as opens:
             values = list(made.get())
-            values[opens.number] = made.session.opened(values[opens.number], opens.type)
+            values[opens.number] = made.session.domain.opened(values[opens.number], opens.type)
             made.set(tuple(values))
             continue
         except Grows as grows:

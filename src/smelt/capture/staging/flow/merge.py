@@ -20,11 +20,11 @@ from smelt.capture.recording.tensor_slots import Slot
 from smelt.capture.staging.fakes.fake_tensors import tensor_type_of
 from smelt.capture.staging.fakes.symbols import ScalarSlot, class_of, is_staged, slot_of, wrap_as
 from smelt.capture.staging.flow.iterables import StagedRange
+from smelt.capture.staging.flow.paths import Outcome
 from smelt.capture.staging.flow.stops import CannotGrow, CannotMerge
 from smelt.capture.staging.objects.carried_leaves import same
 from smelt.capture.staging.objects.containers import MISSING, WHOLE
 from smelt.capture.staging.objects.heap import Change
-from smelt.capture.staging.session import Outcome
 from smelt.capture.structure.roots import is_skipped_class
 from smelt.capture.structure.tree import Flattener, UnfitError, match, rebuild, tuple_of
 from smelt.ir import ANY, ListType, TensorType, Type, join, type_of_arg
@@ -94,12 +94,12 @@ def check_told_apart(session: Session, a: Slot, b: Slot) -> None:
     """The same of two values of the graph, which the program is told are two."""
     if _check_pair(session, a, b):
         # What the turns of a loop make of its variables is not known before its end.
-        session.told_apart.append((a, b))
+        session.paths.told_apart.append((a, b))
 
 
 def check_identities(session: Session) -> None:
     """The same for all that was asked, once more is known of what loops carry."""
-    for pair in session.told_apart:
+    for pair in session.paths.told_apart:
         _check_pair(session, *pair)
 
 
@@ -123,11 +123,11 @@ def sources(session: Session, slot: Slot) -> Iterator[tuple[Slot, object]]:
     found: set[Slot] = set()
     waiting = [slot]
     while waiting:
-        one = session.resolved(waiting.pop())
+        one = session.paths.resolved(waiting.pop())
         if one in found:
             continue
         found.add(one)
-        why, *sides = session.sides_of.get(one) or session.turns_of.get(one) or (None,)
+        why, *sides = session.paths.sides_of.get(one) or session.paths.turns_of.get(one) or (None,)
         waiting.extend(side for side in sides if isinstance(side, Slot))
         yield one, why
 
@@ -209,7 +209,7 @@ class Merger:
             is_one = (a is None) != (b is None) and a is not _RAISED and b is not _RAISED
             if is_one and is_result(name):
                 flag = flag_in(self.names, left if a is None else right)
-                is_open = is_staged(flag) and self.session.known(slot_of(flag)) is not False
+                is_open = is_staged(flag) and self.session.paths.known(slot_of(flag)) is not False
                 if flag is True or is_open:
                     self._none_returned(name, all(flag_in(self.names, side) is True for side in (left, right)))
 
@@ -381,7 +381,7 @@ class Merger:
     def _tensors(self, a: torch.Tensor, b: torch.Tensor) -> object:
         recorder = self.session.recorder
         left, right = recorder.slot_of(a), recorder.slot_of(b)
-        if self.session.resolved(left) is self.session.resolved(right):
+        if self.session.paths.resolved(left) is self.session.paths.resolved(right):
             return a
         first, second = tensor_type_of(left), tensor_type_of(right)
         type_ = join(first, second)
@@ -413,7 +413,7 @@ class Merger:
         left, right = self.session.encode(a), self.session.encode(b)
         first, second = _type(left), _type(right)
         if isinstance(left, Slot) and isinstance(right, Slot):
-            if self.session.resolved(left) is self.session.resolved(right):
+            if self.session.paths.resolved(left) is self.session.paths.resolved(right):
                 return a
         elif not (isinstance(left, Slot) or isinstance(right, Slot)) and first == second and repr(left) == repr(right):
             return left

@@ -56,7 +56,7 @@ def ordered(session: Session, runtime: Runtime, items: list[Any], key: Any, reve
     place = ("order", site)
     why = "no numbers of one kind tell the order"
     found = _sortable(session, keys)
-    if found is not None and not session.is_catchable():
+    if found is not None and not session.domain.may_be_caught():
         why = "what is in it is changed where others hold it, too"
         if place not in session.forked:
             records, mark = session.recorder.records, len(session.recorder.records)
@@ -105,9 +105,9 @@ def check_unchanged(session: Session) -> None:
 
 def _count_ways(session: Session, length: int, why: str) -> None:
     """Each order is going to be a way of its own. Raises: CannotStage where that is more than can be explored."""
-    region = session.regions[-1]
+    region = session.paths.regions[-1]
     region.orders *= math.factorial(length)
-    if region.orders > session.most_explored:
+    if region.orders > session.domain.most_explored:
         session.cannot(
             f"a list of {length} items is put in an order that depends on data",
             f"each order would be a separate path, {region.orders} in all, for {why}",

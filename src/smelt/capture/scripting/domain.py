@@ -1,4 +1,4 @@
-"""One scripted run: the staged run of a program of which nothing was seen, where types may be open.
+"""What is known of values in a scripted run, the run of a program of which nothing was seen: types, which may be open.
 
 What a tensor is made of is asked when the graph runs, where types do not tell it: its rank, sizes, element type.
 """
@@ -6,20 +6,20 @@ What a tensor is made of is asked when the graph runs, where types do not tell i
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from smelt._torch.library.schemas import OpArgs, OpKwargs, Overload
 from smelt.capture.convert import helpers
-from smelt.capture.recording.scopes import Scope
 from smelt.capture.recording.spans import Site
 from smelt.capture.recording.tensor_slots import Slot, slot_type
-from smelt.capture.scripting.joining import want_joined
-from smelt.capture.scripting.merging import widened
+from smelt.capture.scripting.joining import Call, want_joined
+from smelt.capture.scripting.merging import OpenMerger, widened
 from smelt.capture.scripting.moving import HELD_VALUES, LISTING, WHOLE_VALUES, moved_by
-from smelt.capture.scripting.recorder import ScriptRecorder
+from smelt.capture.scripting.recorder import OpenOperators
 from smelt.capture.scripting.values.sequences import (
     OpenTuple,
     ShapeObject,
@@ -29,6 +29,7 @@ from smelt.capture.scripting.values.sequences import (
     tells_tuples,
 )
 from smelt.capture.scripting.values.types import TENSOR, is_known
+from smelt.capture.staging.fakes.fake_tensors import FakeRecorder
 from smelt.capture.staging.fakes.symbols import (
     DEAD,
     WORLDS,
@@ -40,12 +41,10 @@ from smelt.capture.staging.fakes.symbols import (
     wrap,
 )
 from smelt.capture.staging.flow.merge import check_identity, sources
-from smelt.capture.staging.flow.stops import MEMBERS, Exhausted, Stop
+from smelt.capture.staging.flow.stops import MEMBERS, NO_FORM, Stop
 from smelt.capture.staging.objects.handlers import is_caught
 from smelt.capture.staging.reading import ITEM_TYPES
-from smelt.capture.staging.recording import strides_of, tainted
-from smelt.capture.staging.session import Outcome, Region, Session
-from smelt.capture.structure.roots import Roots
+from smelt.capture.staging.recorded import TAKES_APART, element, strides_of, tainted
 from smelt.diag import Span
 from smelt.ir import (
     ANY,
@@ -53,6 +52,7 @@ from smelt.ir import (
     COMPLEX,
     FLOAT,
     INT,
+    NONE,
     STR,
     Device,
     DictType,
@@ -66,6 +66,10 @@ from smelt.ir import (
 )
 from smelt.ops.convert import dtype_to_torch, from_torch
 from smelt.ops.python.python_ops import ATTEMPT_KEYWORDS, infer_python, python_op
+
+if TYPE_CHECKING:
+    from smelt.capture.scripting.functions import Functions
+    from smelt.capture.staging.session import Session
 
 _DEAD = (DEAD,) * WORLDS
 _RAISING = ("py.raise", "py.assert", "py.print", "py.warn", "py.attempt")
@@ -111,32 +115,31 @@ class Refused:
         self.error, self.name, self.site, self.operands = error, name, site, operands
 
 
-class ScriptSession(Session):
-    """The scripted run of one thread.
+class Open:
+    """The domain of a script.
 
-    params: what each input is called; assumable: the inputs of which nothing says a type. defaults: what an input is
-    where nobody gives it.
+    operators: what records torch's. params: what each input is called; assumable: the inputs of which nothing says a
+    type. defaults: what an input is where nobody gives it. list_of, text_of: the items of anything as a list of the
+    graph, and its text.
     """
 
-    recorder: ScriptRecorder
+    session: Session
     # Nothing is known of the parameters, so the ways multiply.
     most_explored = 2048
     most_regions = 3 * most_explored
-    stages_growth = True
+    knows_what_goes_on = True
 
-    def __init__(self, roots: Roots, scope: Scope) -> None:
-        super().__init__(None, lambda code: False, roots, scope)
-        self.recorder = ScriptRecorder(roots, scope, self)
+    def __init__(
+        self, list_of: Callable[[Open, object], Any], text_of: Callable[[Open, object], object], functions: Functions
+    ) -> None:
+        self.operators = OpenOperators(self)
+        self.list_of, self.text_of, self.functions = list_of, text_of, functions
         self.assumable: dict[Slot, str] = {}
         self.defaults: dict[Slot, object] = {}
         self.params: dict[Slot, tuple[str, Span]] = {}
         self.refusals: list[Refused] = []
         self.internal: Exception | None = None
-        self.condition: object = None
         self.merged: dict[int, tuple[Any, Any, Any]] = {}
-        self.functions: Any = None
-        self.list_of: Any = None
-        self.text_of: Any = None
         self.arms: dict[tuple[str, int], tuple[int, int]] = {}
         self.depth = 0
         self.most_depth = 200
@@ -144,7 +147,6 @@ class ScriptSession(Session):
         self.running: dict[CodeType, int] = {}
         # Where what was taken out of a container stood: containers of a graph are values.
         self.places: dict[Slot, object] = {}
-        self.opposites: dict[Slot, Slot] = {}  # what says not
         # What is a list in every run: what has a list's type may be a tuple.
         self.lists: set[Slot] = set()
         # Lists and dicts that stand in others, of the graph and of Python's: nobody changes them.
@@ -156,14 +158,24 @@ class ScriptSession(Session):
         # How often one call from outside came as deep, and how often it may: where each level calls twice, ways double.
         self.too_deep, self.most_ends = 0, 32
         # Values of any kind that are numbers: a tensor of unknown element type has such items.
-        self.numbers: set[Any] = set()
-        self.recorder.marks.numbers = self.numbers
+        self.numbers: set[Any] = self.operators.marks.numbers
         # The calls that run; those whose ways meet where they end, and those whose ways do not.
-        self.calls: list[Any] = []
-        # How many questions the optional parameters were, on the first way.
-        self.optional: int | None = None
+        self.calls: list[Call] = []
         self.joined: set[object] = set()
         self.unjoined: set[object] = set()
+
+    @property
+    def recorder(self) -> FakeRecorder:
+        """The session's."""
+        return self.session.recorder
+
+    def cannot(self, what: str, why: str = NO_FORM) -> NoReturn:
+        """End the run. Raises: CannotStage."""
+        self.session.cannot(what, why)
+
+    def fork(self, slot: Slot) -> bool:
+        """Answer a question; what follows is explored for both answers."""
+        return self.session.paths.fork(slot)
 
     # --- errors ------------------------------------------------------------------------------------------------------
 
@@ -171,14 +183,14 @@ class ScriptSession(Session):
         """Note an error that types alone decided, with where its operands come from."""
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
         operands = [(str(slot_type(s)), self.origin(s)) for s in map(self.recorder.slot_of, tensors)]
-        self.refused.append(error)
-        self.refusals.append(Refused(error, info.name, self.site(), operands))
+        self.session.refused.append(error)
+        self.refusals.append(Refused(error, info.name, self.session.site(), operands))
 
     def origin(self, slot: Slot) -> Span | None:
         """The line that a value comes from."""
         if slot in self.params:
             return self.params[slot][1]
-        record = self.recorder.makers.get(slot)
+        record = self.operators.makers.get(slot)
         site = None if record is None else record[4]
         return None if site is None else site.span
 
@@ -191,35 +203,6 @@ class ScriptSession(Session):
     def widened(self, before: Type, after: Type) -> Type | None:
         return widened(before, after)
 
-    def _combine(self, region: Region, number: int, part: object) -> tuple[list[object], Outcome]:
-        is_first = number == 0 and not self.regions
-        if is_first and self.optional and self.paths * 2**self.optional > self.most_explored:
-            why = (
-                f"optional parameters are {self.optional} data-dependent branches, and one path is {self.paths} regions"
-            )
-            raise Exhausted("the program has too many paths", why)
-        return super()._combine(region, number, part)
-
-    def fork(self, slot: Slot, site: Site | None = None) -> bool:
-        if self.known(slot) is None:
-            want_joined(self)
-        return super().fork(slot, site)
-
-    def branch(self, slot: Slot, arms: Any, *args: Any, **kwargs: Any) -> Any:
-        self.condition = slot
-        found = super().branch(slot, arms, *args, **kwargs)
-        ends = [outcome.is_raised for _, outcome in arms]
-        if ends[0] != ends[1] and self.regions:
-            self.regions[-1].known[slot] = ends[1]  # what follows is on the way that goes on
-        return found
-
-    def known(self, slot: Slot) -> bool | None:
-        found = super().known(slot)
-        opposite = self.opposites.get(slot)
-        if found is not None or opposite is None:
-            return found
-        return next((not r.known[opposite] for r in reversed(self.regions) if opposite in r.known), None)
-
     def same_tensor(self, a: torch.Tensor, b: torch.Tensor) -> object:
         """`a is b`, where that may follow from the path that was taken."""
         mine, yours = self.merged.get(id(a)), self.merged.get(id(b))
@@ -229,7 +212,7 @@ class ScriptSession(Session):
             if self.is_one_item(self.recorder.slot_of(a), self.recorder.slot_of(b)):
                 return True
             self.check_items(self.recorder.slot_of(a), self.recorder.slot_of(b))
-            check_identity(self, a, b)
+            check_identity(self.session, a, b)
             return False
         condition = (mine or yours)[0]  # type: ignore[index]
         if mine is not None and yours is not None and mine[0] is not yours[0]:
@@ -245,7 +228,7 @@ class ScriptSession(Session):
         test = wrap(condition) if isinstance(condition, ScalarSlot) else None
         if test is None:
             found = ScalarSlot(BOOL, _DEAD)
-            self.append("py.bool", [condition], {}, [found])
+            self.session.append("py.bool", [condition], {}, [found])
             test = wrap(found)
         return test if answers[0] else self.emit("py.not_", test)
 
@@ -270,12 +253,39 @@ class ScriptSession(Session):
 
     def _arguments_behind(self, slot: Slot) -> set[Slot]:
         """The parameters that a value is, or out of which it was taken."""
-        return {one for one, _ in sources(self, slot) if one in self.params}
+        return {one for one, _ in sources(self.session, slot) if one in self.params}
 
-    def unmerge(self, why: object) -> NoReturn:
+    def check_unmerge(self, why: object) -> None:
         if isinstance(why, tuple) and why[0] == "element":
             self.cannot("`is` on a container element is not supported", WHOLE_VALUES)
-        super().unmerge(why)
+
+    # --- paths -------------------------------------------------------------------------------------------------------
+
+    def check_fork(self) -> None:
+        want_joined(self)
+
+    def merger(self, slot: Slot, site: Site | None, why: object, names: Sequence[str]) -> OpenMerger:
+        return OpenMerger(self, slot, site, why, names)
+
+    def may_be_caught(self) -> bool:
+        return True  # types do not tell what an error comes of
+
+    def as_native(self, slot: Slot) -> bool | None:
+        return None
+
+    # --- operators ---------------------------------------------------------------------------------------------------
+
+    def record(self, overload: Overload, args: OpArgs, kwargs: OpKwargs) -> Any:
+        return self.operators.record(overload, args, kwargs)
+
+    def argument(self, arg: object) -> object:
+        return self.operators.argument(arg)
+
+    def check_lifted(self, slot: Slot) -> None:
+        self.operators.check_lifted(slot)
+
+    def check_write(self, targets: Sequence[object]) -> None:
+        self.operators.check_write(targets)
 
     # --- values ------------------------------------------------------------------------------------------------------
 
@@ -285,8 +295,8 @@ class ScriptSession(Session):
         if isinstance(value, _LITERALS) and not is_staged(value) and not isinstance(value, torch.Tensor):
             return from_torch(value)
         if isinstance(value, torch.Size):
-            return super().encode(list(value))
-        return super().encode(value)
+            return self.session.encoded(list(value))
+        return self.session.encoded(value)
 
     def emit(self, op: str, *args: object, **kwargs: object) -> Any:
         if tells_tuples(op, args):
@@ -295,16 +305,16 @@ class ScriptSession(Session):
         named = {k: self.encode(v) for k, v in kwargs.items()}
         values = [_typed(o) for o in operands]
         found = python_op(op)
-        if found is not None and op not in _RAISING and found.throws(values) and is_caught(self):
+        if found is not None and op not in _RAISING and found.throws(values) and is_caught(self.session):
             self.attempt(op, operands, named, args)
         key = (op, tuple(map(_asked_of, operands))) if not named and _lasts(op, operands) else None
-        again = self._asked_before(key)
+        again = self.session.paths.answered(key)
         if again is not None:
             return wrap(again)
         if op in _HOLDING:
             self.note_held(args[_HOLDING[op] :])
         types = infer_python(op, values)
-        pairs = [self.value_of(t, _DEAD) for t in types]
+        pairs = [self.value_of(t) for t in types]
         if op in _TAKING or (op == "py.call" and args[0] in _GIVING):
             self.held.update(s for _, s in pairs[-1:] if isinstance(slot_type(s), (ListType, DictType)))
         if op in _ARITHMETIC and all(map(self.is_number, operands)):
@@ -312,29 +322,29 @@ class ScriptSession(Session):
         for _, slot in pairs:
             moved = moved_by(op, operands, slot)
             if moved:
-                self.turns_of[slot] = (("element", op), *moved)
+                self.session.paths.turns_of[slot] = (("element", op), *moved)
             if op in LISTING:
                 self.lists.add(slot)
         if op == "py.getitem":
             self.places[pairs[0][1]] = tuple(map(_asked_of, operands))
-        self.append(op, operands, named, [slot for _, slot in pairs])
-        self._remember(key, pairs[0][1] if pairs else None)
+        self.session.append(op, operands, named, [slot for _, slot in pairs])
+        self.session.paths.note_answer(key, pairs[0][1] if pairs else None)
         if op == "py.not_" and isinstance(operands[0], Slot):
-            self.negations[pairs[0][1]] = operands[0]
-            self.opposites[operands[0]] = pairs[0][1]
+            self.session.paths.negations[pairs[0][1]] = operands[0]
+            self.session.paths.opposites[operands[0]] = pairs[0][1]
         return pairs[0][0] if len(pairs) == 1 else tuple(v for v, _ in pairs)
 
     def opened(self, items: tuple[object, ...], type_: ListType) -> object:
         slot = ScalarSlot(type_, _DEAD)
         self.note_held(items)
-        self.append("py.list", [self.encode(item) for item in items], {}, [slot])
+        self.session.append("py.list", [self.encode(item) for item in items], {}, [slot])
         self.lists.add(slot)
         return OpenTuple(slot)
 
     def taken_apart(self, container: Any) -> object:
         frame = sys._getframe(2)
         if frame.f_globals.get("__name__") != helpers.__name__ or not isinstance(slot_of(container).type, ListType):
-            return super().taken_apart(container)
+            self.cannot(TAKES_APART)
         return iter([Spread(container)])
 
     def as_in_program(self, value: Any) -> object:
@@ -392,14 +402,6 @@ class ScriptSession(Session):
             kind = type(container).__name__ if not is_staged(container) else str(slot_of(container).type)
             self.cannot(f"a {kind} is changed that stands in another container", HELD_VALUES)
 
-    def _asked_before(self, key: object) -> Any:
-        """The answer that a question had already on this path, so that the program takes one way for both."""
-        return None if key is None else next((r.answers[key] for r in reversed(self.regions) if key in r.answers), None)
-
-    def _remember(self, key: object, slot: object) -> None:
-        if key is not None and self.regions:
-            self.regions[-1].answers[key] = slot
-
     def check_iterator(self, value: object) -> None:
         """Raises: CannotStage where a value is an iterator from outside."""
         if value is not None and self.iterators.get(id(value)) is value:
@@ -420,46 +422,49 @@ class ScriptSession(Session):
                 f"{op} stands where an exception is caught, and may raise one", "this is not known until run time"
             )
         found = ScalarSlot(ListType(STR), _DEAD)
-        self.append("py.attempt", [op, *operands], named, [found])
+        self.session.append("py.attempt", [op, *operands], named, [found])
         failure = wrap(found)
-        if not self.fork(slot_of(self.emit("py.gt", self._unsafe("py.len", failure), 0))):
+        if not self.session.paths.fork(slot_of(self.emit("py.gt", self._unsafe("py.len", failure), 0))):
             return
         kind, text = (self._unsafe("py.getitem", failure, i) for i in (0, 1))
         cls: type[Exception]
         for cls in _FAILURES[:-1]:
-            if self.fork(slot_of(self.emit("py.eq", kind, f"{cls.__module__}.{cls.__qualname__}"))):
+            if self.session.paths.fork(slot_of(self.emit("py.eq", kind, f"{cls.__module__}.{cls.__qualname__}"))):
                 break
         else:
             cls = _FAILURES[-1]
         is_key = cls is KeyError and len(given) > 1
         error = cls(given[1] if is_key else text)
-        self.raised.append(error)
+        self.session.raised.append(error)
         raise error
 
     def _unsafe(self, op: str, *args: object) -> object:
         """The same as `emit` for what is known not to raise."""
         operands = [self.encode(arg) for arg in args]
         (type_,) = infer_python(op, [_typed(o) for o in operands])
-        value, slot = self.value_of(type_, _DEAD)
-        self.append(op, operands, {}, [slot])
+        value, slot = self.value_of(type_)
+        self.session.append(op, operands, {}, [slot])
         return value
 
-    def value_of(self, type_: Type, examples: tuple[object, ...], is_native: bool = False) -> tuple[object, Slot]:
-        return super().value_of(type_, _DEAD, False)
+    def value_of(self, type_: Type, examples: tuple[object, ...] = _DEAD, is_native: bool = False) -> tuple[Any, Slot]:
+        if isinstance(type_, TensorType):
+            return self.session.tensor_of(type_)
+        slot = ScalarSlot(type_, _DEAD)
+        return (None if type_ == NONE else wrap(slot)), slot
 
     def read(self, name: str, tensor: torch.Tensor, type_: Type, *args: object) -> Any:
         """Record an operator of torch's that tells something of a tensor's type."""
         operands = [self.recorder.slot_of(tensor), *map(self.encode, args)]
         key = (name, tuple(map(_asked_of, operands))) if name in _OF_TYPES else None
-        again = self._asked_before(key)
+        again = self.session.paths.answered(key)
         if again is not None:
             return again
         slot = ScalarSlot(type_, _DEAD)
-        self.append(name, operands, {}, [slot])
-        self._remember(key, slot)
+        self.session.append(name, operands, {}, [slot])
+        self.session.paths.note_answer(key, slot)
         return slot
 
-    def _tensor_of(
+    def tensor_of(
         self, type_: TensorType, like: torch.Tensor | None, other: torch.Tensor | None,
         numbers: tuple[int, ...] | None,
     ) -> tuple[torch.Tensor, Slot]:  # fmt: skip
@@ -477,27 +482,27 @@ class ScriptSession(Session):
         slot = Slot(made, tainted(), "result")
         slot.type = type_
         recorder._slots[id(made)] = slot
-        self.keep.append(made)
+        self.session.keep.append(made)
         if not known:
             recorder.varied[slot] = (made,) * WORLDS
         return made, slot
 
-    def _new_tensor(self, type_: TensorType, site: Site | None) -> Slot:
+    def new_tensor(self, type_: TensorType, site: Site | None) -> Slot:
         if type_.shape is None or type_.dtype == DType.UNKNOWN:
             dtype = DType.F32 if type_.dtype == DType.UNKNOWN else type_.dtype
             type_ = TensorType(dtype, (0,) * (type_.rank or 0), None, type_.device)
         sizes = [d if isinstance(d, int) else 0 for d in type_.shape or ()]
-        _, slot = self._tensor_of(TensorType.of(type_.dtype, sizes, None, type_.device), None, None, None)
+        _, slot = self.tensor_of(TensorType.of(type_.dtype, sizes, None, type_.device), None, None, None)
         kwargs: dict[str, Any] = {"dtype": type_.dtype, "device": Device(type_.device)}
-        self.append("aten.zeros.default", [sizes], kwargs, [slot], site)
+        self.session.append("aten.zeros.default", [sizes], kwargs, [slot], site)
         return slot
 
     def tensors_mark(self, slot: ScalarSlot) -> list[torch.Tensor]:
         """What torch's argument parsers take for a list of tensors whose length a run knows."""
         element = slot.type.element if isinstance(slot.type, ListType) else ANY
-        marker, _ = self.tensor_of(element if isinstance(element, TensorType) else TENSOR)
-        self.recorder.listed[id(marker)] = slot
-        self.keep.append(marker)
+        marker, _ = self.session.tensor_of(element if isinstance(element, TensorType) else TENSOR)
+        self.operators.listed[id(marker)] = slot
+        self.session.keep.append(marker)
         return [marker]
 
     def as_tensor(self, value: StagedObject) -> torch.Tensor:
@@ -505,15 +510,15 @@ class ScriptSession(Session):
         type_ = slot_of(value).type
         if isinstance(type_, OptionalType) and isinstance(type_.element, TensorType):
             return self.present(slot_of(value))
-        found, slot = self.tensor_of(TENSOR)
-        self.aliases[slot] = slot_of(value)
+        found, slot = self.session.tensor_of(TENSOR)
+        self.session.paths.aliases[slot] = slot_of(value)
         return found
 
     def settled(self, value: object) -> object:
         """What is used as if it were not None, by a type without None; None on the way on which it is that."""
         if not isinstance(value, StagedObject) or not isinstance(slot_of(value).type, OptionalType):
             return value
-        if self.fork(slot_of(self.emit("py.is_none", value))):
+        if self.session.paths.fork(slot_of(self.emit("py.is_none", value))):
             return None
         return self.present(slot_of(value))
 
@@ -524,24 +529,24 @@ class ScriptSession(Session):
         """An optional value of which this way knows whether it is None."""
         if not isinstance(value, StagedObject) or not isinstance(slot_of(value).type, OptionalType):
             return value
-        asked = self._asked_before(("py.is_none", (slot_of(value),)))
-        is_none = None if asked is None else self.known(asked)
+        asked = self.session.paths.answered(("py.is_none", (slot_of(value),)))
+        is_none = None if asked is None else self.session.paths.known(asked)
         return value if is_none is None else None if is_none else self.present(slot_of(value))
 
     def present(self, slot: ScalarSlot, is_argument: bool = False) -> Any:
         """What an optional value holds, by a type without None. is_argument: nothing else holds it."""
         assert isinstance(slot.type, OptionalType)
         key = ("present", slot)
-        known = self._asked_before(key)
+        known = self.session.paths.answered(key)
         if known is not None:
             return known
-        value, inner = self.value_of(slot.type.element, ())
-        self.append("py.getitem", [slot_of(self.emit("py.tuple", wrap(slot))), 0], {}, [inner])
+        value, inner = self.value_of(slot.type.element)
+        self.session.append("py.getitem", [slot_of(self.emit("py.tuple", wrap(slot))), 0], {}, [inner])
         if not is_argument:
-            self.turns_of[inner] = (("element", "py.getitem"), slot)
+            self.session.paths.turns_of[inner] = (("element", "py.getitem"), slot)
             if isinstance(slot.type.element, (ListType, DictType)):
                 self.held.add(inner)
-        self._remember(key, value)
+        self.session.paths.note_answer(key, value)
         return value
 
     # --- what tensors tell -------------------------------------------------------------------------------------------
@@ -560,9 +565,9 @@ class ScriptSession(Session):
         type_ = slot_type(slot)
         if type_.is_static and type_.numel != 1:
             error = RuntimeError(f"a Tensor with {type_.numel} elements cannot be converted to Scalar")
-            self.raised.append(error)
+            self.session.raised.append(error)
             raise error
-        if not type_.is_static and is_caught(self):
+        if not type_.is_static and is_caught(self.session):
             self.attempt("aten.item.default", [slot], {})
         found = self.read("aten.item.default", tensor, ITEM_TYPES.get(type_.dtype.kind, ANY))
         if found.type == ANY:
@@ -586,7 +591,7 @@ class ScriptSession(Session):
         type_ = self.type_of(tensor)
         return wrap(self.read("aten.dim.default", tensor, INT)) if type_.rank is None else type_.rank
 
-    def _size(self, tensor: torch.Tensor, dim: Any, what: str) -> object:
+    def size(self, tensor: torch.Tensor, dim: Any, what: str) -> object:
         type_ = self.type_of(tensor)
         dims = type_.shape if what == "size" else (type_.steps if type_.is_static else type_.strides)
         if not is_staged(dim):
@@ -595,7 +600,7 @@ class ScriptSession(Session):
             if dims is not None and isinstance(dims[dim], int):
                 return dims[dim]
             dim = dim + type_.rank if dim < 0 and type_.rank is not None else dim
-        if dims is None and is_caught(self):
+        if dims is None and is_caught(self.session):
             self.attempt(f"aten.sym_{what}.int", [self.recorder.slot_of(tensor), self.encode(dim)], {})
         return wrap(self.read(f"aten.sym_{what}.int", tensor, INT, dim))
 
@@ -604,7 +609,7 @@ class ScriptSession(Session):
         rank = self.type_of(tensor).rank
         if rank is None:
             return ShapeObject(self.read("aten.sym_size.default", tensor, ListType(INT)), tensor)
-        return torch.Size([self.size(tensor, i) for i in range(rank)])
+        return torch.Size([self.session.size(tensor, i) for i in range(rank)])
 
     def numel(self, tensor: torch.Tensor) -> Any:
         type_ = self.type_of(tensor)
@@ -621,25 +626,25 @@ class ScriptSession(Session):
             if isinstance(key, slice):
                 return type(container)(slot_of(self.emit("py.slice", container, key.start, key.stop, key.step)))
             if container.of is not None:
-                return self.size(container.of, key)
-        return super().getitem(container, key)
+                return self.session.size(container.of, key)
+        return element(self, container, key)
 
     # --- what Python insists on --------------------------------------------------------------------------------------
 
     def hashed(self, slot: ScalarSlot) -> object:
         """A parameter's default, as an item of a set or a key. Raises: CannotStage for any other value."""
-        if slot not in self.defaults or len(self.regions) > 1:
+        if slot not in self.defaults or len(self.session.paths.regions) > 1:
             what = self.params[slot][0] if slot in self.params else f"a value {slot.type}"
             self.cannot(f"{what} is put in a set, or is a key of a dict", MEMBERS)
         return self.specialize(slot)
 
     def specialize(self, slot: ScalarSlot) -> Any:
         """A parameter's default: the graph then holds for it only. Raises: CannotStage for any other value."""
-        if slot not in self.defaults or len(self.regions) > 1:
+        if slot not in self.defaults or len(self.session.paths.regions) > 1:
             what = f"parameter {self.params[slot][0]}" if slot in self.params else f"a value {slot.type}"
             self.cannot(f"Python needs to know {what}", "it is not known until run time")
         value = self.defaults[slot]
-        self.append("expect", [slot, value], {}, [])
+        self.session.append("expect", [slot, value], {}, [])
         return value
 
 
