@@ -330,9 +330,7 @@ def many_ways(x: torch.Tensor, n: int):
     return x + n
 
 
-@pytest.mark.parametrize(
-    "limit", ["smelt.capture.scripting.run._STEPS", f"{Open.__module__}.Open.most_explored"]
-)
+@pytest.mark.parametrize("limit", ["smelt.capture.scripting.run._STEPS", f"{Open.__module__}.Open.most_explored"])
 def test_ways_that_multiply_come_to_an_end_at_a_line(limit, monkeypatch):
     monkeypatch.setattr(limit, 40)
     with pytest.raises(CaptureError, match=r"took too long|too many paths") as caught:

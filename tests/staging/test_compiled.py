@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import smelt
-from smelt.capture.staging.flow import paths
 from smelt.capture.staging import stage as staging
+from smelt.capture.staging.flow import paths
 
 
 def test_the_budget_is_a_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
