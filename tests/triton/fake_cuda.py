@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -24,8 +25,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from smelt._torch import gpu
-from smelt.codegen.lower.gpu import GpuProgram
+from smelt.codegen.lower.gpu import GpuProgram, choices, lowering
+from smelt.codegen.triton.compile import compile_cuda
+from smelt.codegen.triton.kernel import TritonSource
 from smelt.runtime.cuda import machine
+from smelt.runtime.cuda.code import CudaCode
 from smelt.runtime.cuda.plan import CudaPlan
 from smelt.runtime.machine.cache import CodeCache
 from tests.triton.fake_driver import FakeDriver
@@ -77,7 +81,7 @@ def cuda(value: Any) -> Any:
 
 class Memory:
     """What was allocated so far, by its begin. stream: the one at hand. is_capturing: whether a graph is captured
-    there. used: streams that used memory of another one.
+    there. used: streams that used memory of another one. ran: torch's operators that ran on it.
     """
 
     def __init__(self) -> None:
@@ -85,6 +89,7 @@ class Memory:
         self.stream = STREAM
         self.is_capturing = False
         self.used: list[int] = []
+        self.ran: list[str] = []
 
     @_of_torch
     def note(self, made: Any, given: Any) -> None:
@@ -122,6 +127,7 @@ def _elements(value: Any) -> int:
 @_of_torch
 def _fallback(memory: Memory) -> Any:
     def run(op: Any, *args: Any, **kwargs: Any) -> Any:
+        memory.ran.append(op._schema.name.removeprefix("aten::"))
         # What an operator writes to is the caller's tensor, and so is what it returns then.
         written = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         if written and op._schema.returns:
@@ -257,12 +263,26 @@ def fake_cuda() -> Iterator[Memory]:
             registry[1] = before
 
 
+def _known(driver: FakeDriver, sources: Iterable[TritonSource], arch: int) -> dict[str, CudaCode]:
+    sources = list(sources)
+    made = compile_cuda(sources, arch)
+    driver.codes |= made
+    driver.sources |= {source.name: source for source in sources}
+    return made
+
+
 @contextmanager
-def fake_gpu(capability: int = 90) -> Iterator[FakeDriver]:
-    """The same with a driver, which records its calls and interprets the launches."""
+def fake_gpu(capability: int = 90, measures: bool = False) -> Iterator[FakeDriver]:
+    """The same with a driver, which records its calls and interprets the launches.
+
+    measures: let products be chosen by times, which are those of the driver's `cost` and `of_torch`.
+    """
     with fake_cuda() as memory, ExitStack() as stack:
         driver = FakeDriver(memory, (), (), capability)  # type: ignore[arg-type]
         compiled = GpuProgram.compiled
+        if not measures:
+            stack.enter_context(mock.patch.object(lowering, "chooser_of", lambda options, found: None))
+        stack.enter_context(mock.patch.object(choices, "compile_cuda", partial(_known, driver)))
 
         def known(program: GpuProgram, arch: int, cache: CodeCache | None = None) -> CudaPlan:
             plan = compiled(program, arch, cache)

@@ -7,7 +7,7 @@ the device would, and refuses what a device would crash on, or silently do wrong
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,6 +97,13 @@ class FakeDriver:
         self.nodes: dict[int, Node] = {}
         self.executables: dict[int, list[int]] = {}
         self._handles = 1000
+        # What a launch of a kernel takes, in microseconds, by its name. What operators of torch
+        # took by now, and what all took when an event was recorded. runs: whether launches are interpreted.
+        self.cost: Callable[[str], float] = lambda name: 1.0
+        self.of_torch: Callable[[], float] = lambda: 0.0
+        self.launched_us = 0.0
+        self.events: dict[int, float] = {}
+        self.runs = True
 
     def _record(self, name: str) -> int:
         self.calls.append(name)
@@ -194,6 +201,29 @@ class FakeDriver:
     def wait(self, stream: int) -> None:
         self._record("wait")
 
+    def cache_nbytes(self, device: int) -> int:
+        self._record("cache_nbytes")
+        return 64
+
+    def event(self) -> int:
+        handle = self._record("event")
+        self.events[handle] = -1.0
+        return handle
+
+    def destroy_event(self, event: int) -> None:
+        self._record("destroy_event")
+        del self.events[event]
+
+    def record(self, event: int, stream: int) -> None:
+        self._record("record")
+        assert event in self.events
+        self.events[event] = self.launched_us + self.of_torch()
+
+    def elapsed_us(self, begin: int, end: int) -> float:
+        self._record("elapsed_us")
+        assert 0 <= self.events[begin] <= self.events[end]
+        return self.events[end] - self.events[begin]
+
     # --- launches
 
     def _decoded(self, parameters: NodeParameters, after: tuple[int, ...]) -> Node:
@@ -232,6 +262,9 @@ class FakeDriver:
 
     def _run(self, node: Node) -> None:
         assert node.code is not None
+        self.launched_us += self.cost(node.code.name)
+        if not self.runs:
+            return
         memories: list[torch.Tensor] = []
         pointers: list[tuple[int, int, Any]] = []
         for kind, address in node.pointers:
@@ -246,4 +279,4 @@ class FakeDriver:
     @property
     def nothing_left(self) -> bool:
         """Whether all that was made is destroyed."""
-        return not (self.modules or self.graphs or self.executables or self.words)
+        return not (self.modules or self.graphs or self.executables or self.words or self.events)

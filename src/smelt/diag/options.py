@@ -27,6 +27,7 @@ _ALLOWED = {
     "dtype": "one of default, bf16, int8, int4",
     "max_error": "a number above 0, or None",
     "memory_budget": "a number from 0 to 1",
+    "measure_seconds": "a number of seconds, 0 or more",
     "loops": "a list of steps on the loops of kernels, as a schedule takes them",
 }
 _WORDS = {"numerics": ("default", "fast", "eager-library"), "dtype": ("default", "bf16", "int8", "int4")}
@@ -68,6 +69,8 @@ class Options:
     cache_dir, cache_limit_mb: the folder that caches machine code, and its size limit; "" caches nothing on disk. The
         default is `SMELT_CACHE_DIR`, else smelt's folder in the user's cache (~/.cache/smelt).
     measure: let kernels be chosen by timing them once at compile time.
+    measure_seconds: on a GPU: for how many seconds of a compilation tiles of products and attention, and the libraries'
+        operators, may be compiled and timed; what is left is chosen by rule. Choices are kept in `cache_dir`.
     dtype: "bf16" computes the large f32 products of a program in bf16; everything else, and the dtypes of all results,
         stay unchanged (docs/decisions, bf16). "int8" computes linear layers over bytes, "int4" over weights of 4 bits,
         as many of them as `max_error` allows (docs/decisions, few bits). "default" computes in the dtypes of the
@@ -107,6 +110,7 @@ class Options:
     cache_dir: str = ""
     cache_limit_mb: int = 512
     measure: bool = True
+    measure_seconds: float = 5.0
     dtype: Products = "default"
     max_error: float | None = None
     release_originals: bool = False
@@ -158,6 +162,7 @@ class Options:
             "max_error": (float, int, type(None)), "release_originals": (bool,),
             "profile": (bool,), "code_weights": (bool,), "own_kernels": (bool,), "loops": (tuple,),
             "keep_plans": (bool,), "adaptive": (bool,), "train": (bool,), "memory_budget": (float, int),
+            "measure_seconds": (float, int),
         }  # fmt: skip
         for name, types in expected.items():
             value = getattr(self, name)
@@ -170,6 +175,8 @@ class Options:
                 wrong = wrong or value < 0
             elif name == "memory_budget" and not wrong:
                 wrong = not 0 <= value <= 1
+            elif name == "measure_seconds" and not wrong:
+                wrong = not 0 <= value < inf
             elif name == "max_error" and not wrong and value is not None:
                 wrong = not 0 < value < inf
             if wrong or (name in _WORDS and value not in _WORDS[name]):

@@ -34,6 +34,11 @@ _DTYPES: Final = (DType.F16, DType.BF16, DType.F32)
 # Blocks of queries and keys, warps and stages by the width of a head, for f16 and bf16, then f32.
 _FORWARD: Final = {64: (128, 64, 4, 3), 128: (128, 64, 8, 2), 256: (64, 32, 8, 2)}
 _BACKWARD: Final = {64: (64, 64, 4, 2), 128: (64, 32, 8, 2), 256: (32, 16, 8, 1)}
+BLOCKS: Final = (
+    (128, 128, 8, 2), (128, 64, 4, 3), (128, 64, 8, 3), (128, 32, 4, 3), (64, 128, 4, 2), (64, 64, 4, 3),
+    (64, 32, 4, 4), (32, 64, 4, 2), (16, 64, 4, 3), (16, 128, 4, 2),
+)  # fmt: skip
+"""Blocks of queries and keys, warps and stages that are worth measuring."""
 
 
 def unsupported(problem: Attention | Backward) -> str | None:
@@ -48,13 +53,17 @@ def unsupported(problem: Attention | Backward) -> str | None:
 
 
 def attention_kernel(
-    problem: Attention, begins: Sequence[int], is_aligned: bool = True, has_tf32: bool = False
+    problem: Attention,
+    begins: Sequence[int],
+    is_aligned: bool = True,
+    has_tf32: bool = False,
+    blocks: tuple[int, int, int, int] | None = None,
 ) -> TritonKernel:
     """The forward kernel; buffers: q, k, v, out, then logarithms [b, h, s, 1] and the mask where there are some.
 
-    begins: the first element of each buffer's operand.
+    begins: the first element of each buffer's operand. blocks: one of `BLOCKS` in the place of what the sizes say.
     """
-    lines = _Lines(problem, problem.scale_before * problem.scale_after, _FORWARD, has_tf32)
+    lines = _Lines(problem, problem.scale_before * problem.scale_after, _FORWARD, has_tf32, blocks)
     buffers = [problem.q, problem.k, problem.v, problem.out]
     names = ["q", "k", "v", "out"]
     if problem.logarithms is not None:
@@ -66,23 +75,27 @@ def attention_kernel(
 
 
 def gradient_kernels(
-    problem: Backward, begins: Sequence[int], is_aligned: bool = True, has_tf32: bool = False
+    problem: Backward,
+    begins: Sequence[int],
+    is_aligned: bool = True,
+    has_tf32: bool = False,
+    blocks: tuple[int, int, int, int] | None = None,
 ) -> tuple[TritonKernel, ...]:
     """The kernel of dq, then that of dk and dv; buffers: q, k, v, out, logarithms, grad, results, and the mask.
 
-    begins: the first element of each buffer's operand, results left out.
+    begins: the first element of each buffer's operand, results left out. blocks: as of `attention_kernel`, of both.
     """
     made = []
     inputs = [problem.q, problem.k, problem.v, problem.out, problem.logarithms, problem.grad]
     for results in (("of_q",), ("of_k", "of_v")):
-        lines = _Lines(problem, problem.scale, _BACKWARD, has_tf32)
+        lines = _Lines(problem, problem.scale, _BACKWARD, has_tf32, blocks)
         names = ("q", "k", "v", "out", "logarithms", "grad", *results)
         own = [*begins[: len(inputs)], *(0 for _ in results), *begins[len(inputs) :]]
         lines.begin((*names, *(["mask"] if problem.mask is not None else [])), own)
         outputs = [problem.of_q] if results == ("of_q",) else [problem.of_k, problem.of_v]
         (lines.gradient_of_queries if len(outputs) == 1 else lines.gradient_of_keys)(problem)
-        blocks = lines.blocks_of_queries if len(outputs) == 1 else lines.blocks_of_keys
-        made.append(lines.finished("attention_gradient", [*inputs, *outputs], blocks, is_aligned))
+        programs = lines.blocks_of_queries if len(outputs) == 1 else lines.blocks_of_keys
+        made.append(lines.finished("attention_gradient", [*inputs, *outputs], programs, is_aligned))
     return tuple(made)
 
 
@@ -102,7 +115,12 @@ class _Lines:
     """The text in the making."""
 
     def __init__(
-        self, problem: Attention | Backward, scale: float, table: dict[int, tuple[int, int, int, int]], has_tf32: bool
+        self,
+        problem: Attention | Backward,
+        scale: float,
+        table: dict[int, tuple[int, int, int, int]],
+        has_tf32: bool,
+        blocks: tuple[int, int, int, int] | None,
     ) -> None:
         self.problem, self.scale = problem, scale
         self.text = Text()
@@ -110,8 +128,8 @@ class _Lines:
         self.batch, self.heads, self.queries, self.width = problem.q.sizes
         self.kv_heads, self.keys, self.columns = problem.k.sizes[1], problem.k.sizes[2], problem.v.sizes[3]
         d, wide = (max(_LEAST, power_of_two(n)) for n in (self.width, self.columns))
-        r, b, warps, stages = table[next(w for w in table if w >= max(d, wide))]
-        if self.dtype is DType.F32:
+        r, b, warps, stages = blocks or table[next(w for w in table if w >= max(d, wide))]
+        if self.dtype is DType.F32 and blocks is None:
             # Twice the bytes.
             r, b, stages = max(_LEAST, r // 2), max(_LEAST, b // 2), min(stages, 2)
         r, b = (max(_LEAST, min(most, power_of_two(n))) for most, n in ((r, self.queries), (b, self.keys)))

@@ -137,6 +137,11 @@ def tile_of(rows: int, columns: int, length: int, batch: int, dtype: DType) -> T
     return max(fitting, key=lambda t: (tiles(t, rows, columns), t.r * t.b))
 
 
+def tiles_for(rows: int, columns: int, length: int, dtype: DType) -> list[Tile]:
+    """The tiles worth measuring for a product's sizes, each once."""
+    return list(dict.fromkeys(_fitted(tile, rows, columns, length, dtype) for tile in TILES))
+
+
 def tiles(tile: Tile, rows: int, columns: int) -> int:
     """How many tiles a result has."""
     return ceil_div(rows, tile.r) * ceil_div(columns, tile.b)

@@ -18,6 +18,8 @@ OLDEST: Final = 12000
 """The oldest driver's version (12.0) that loads cubins of the compiler that Triton brings."""
 _NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
 _SHARED_LIMIT = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_WITH_TIMES = 0  # CU_EVENT_DEFAULT
+_CACHE_NBYTES = 38  # CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
 _PROCESSORS = (16, 39)  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT and _MAX_THREADS_PER_MULTIPROCESSOR
 _FOR_ALL_DEVICES = 1 | 2  # CU_MEMHOSTALLOC_PORTABLE and _DEVICEMAP
 _CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
@@ -92,6 +94,21 @@ class Driver(Protocol):
 
     def wait(self, stream: int) -> None:
         """Return when all that is on a stream is done."""
+
+    def cache_nbytes(self, device: int) -> int:
+        """Bytes of the cache that all multiprocessors of a device share."""
+
+    def event(self) -> int:
+        """An event that has a time."""
+
+    def destroy_event(self, event: int) -> None:
+        """Destroy it."""
+
+    def record(self, event: int, stream: int) -> None:
+        """Let an event take the time at which all that is on a stream now is done."""
+
+    def elapsed_us(self, begin: int, end: int) -> float:
+        """Microseconds from one event to another; waits for the second."""
 
 
 class _KernelNode(ctypes.Structure):
@@ -223,6 +240,27 @@ class CudaDriver:
 
     def wait(self, stream: int) -> None:
         self._call("cuStreamSynchronize", ctypes.c_void_p(stream))
+
+    def cache_nbytes(self, device: int) -> int:
+        number, nbytes = ctypes.c_int(), ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(number), ctypes.c_int(device))
+        self._call("cuDeviceGetAttribute", ctypes.byref(nbytes), ctypes.c_int(_CACHE_NBYTES), number)
+        return nbytes.value
+
+    def event(self) -> int:
+        return self._made("cuEventCreate", ctypes.c_uint(_WITH_TIMES))
+
+    def destroy_event(self, event: int) -> None:
+        self._call("cuEventDestroy_v2", ctypes.c_void_p(event))
+
+    def record(self, event: int, stream: int) -> None:
+        self._call("cuEventRecord", ctypes.c_void_p(event), ctypes.c_void_p(stream))
+
+    def elapsed_us(self, begin: int, end: int) -> float:
+        ms = ctypes.c_float()
+        self._call("cuEventSynchronize", ctypes.c_void_p(end))
+        self._call("cuEventElapsedTime", ctypes.byref(ms), ctypes.c_void_p(begin), ctypes.c_void_p(end))
+        return ms.value * 1000
 
 
 def _load() -> Any:

@@ -38,11 +38,16 @@ class Launch:
 
 
 def attention_launches(
-    node: Node, geometry: Callable[[Value], Geometry], is_aligned: bool, has_tf32: bool
+    node: Node,
+    geometry: Callable[[Value], Geometry],
+    is_aligned: bool,
+    has_tf32: bool,
+    blocks: tuple[int, int, int, int] | None = None,
 ) -> list[Launch]:
     """The launches that compute a node of `ATTENTIONS`.
 
-    geometry: how an operand lies in its memory. Raises: Unfusible with the reason where no kernel takes it.
+    geometry: how an operand lies in its memory. blocks: as of `attention_kernel`. Raises: Unfusible with the
+    reason where no kernel takes it.
     """
     schema = schema_of(node.op)
     assert schema is not None
@@ -76,7 +81,7 @@ def attention_launches(
         _check(unsupported(problem))
         values = (*operands, *results, *behind)
         begins = [0 if v in results else geometry(v).offset for v in values]
-        kernel = attention_kernel(problem, begins, is_aligned, has_tf32)
+        kernel = attention_kernel(problem, begins, is_aligned, has_tf32, blocks)
         return [Launch(kernel, values, tuple(range(3, 3 + len(results))))]
     grad, sums = _value(call["grad_out"]), _value(call["logsumexp"])
     of_q, of_k, of_v = (operand_of(r, eager_place) for r in node.results)
@@ -87,7 +92,7 @@ def attention_launches(
     _check(unsupported(backward))
     given = (*operands, out_value, sums, grad)
     begins = [geometry(v).offset for v in (*given, *behind)]
-    first, second = gradient_kernels(backward, begins, is_aligned, has_tf32)
+    first, second = gradient_kernels(backward, begins, is_aligned, has_tf32, blocks)
     return [
         Launch(first, (*given, node.results[0], *behind), (6,)),
         Launch(second, (*given, *node.results[1:], *behind), (6, 7)),

@@ -27,6 +27,7 @@ from smelt.codegen.lower.builder import PlanBuilder, Storage
 from smelt.codegen.lower.context import Context, cannot_lower
 from smelt.codegen.lower.expects import lower_expect
 from smelt.codegen.lower.generic import dispatch
+from smelt.codegen.lower.gpu.choices import Chooser
 from smelt.codegen.lower.gpu.planner import Tf32, gpu_program
 from smelt.codegen.lower.gpu.program import GpuProgram
 from smelt.codegen.lower.gpu.segments import Piece, pieces
@@ -58,6 +59,8 @@ from smelt.runtime.plan import PyCall
 
 _PACKED: Final[dict[Type, str]] = {FLOAT: "d8x", INT: "q8x", BOOL: "?15x"}
 """How numbers of a call lie in memory, `NUMBER_NBYTES` each."""
+_MEASURED = 3
+"""How often a graph is divided anew because something was measured: what torch computes leaves other nodes together."""
 _TRIES = 8
 """How often a graph is divided anew because a kernel was refused, before all that is left is torch's."""
 
@@ -121,8 +124,19 @@ def lower_on_gpu(
     nodes = tuple(ctx.nodes[node] for node in graph.walk() if node in ctx.nodes)
     memory = MemoryReport(made.arena_nbytes, made.arena_nbytes, 0, ctx.statics.folded_nbytes, made.arena_nbytes)
     stages = (*ready.stages, ("lower for the GPU", round((perf_counter() - start) * 1000, 3)))
-    report = Report(nodes, (), memory, stages, tuple(made.kernels), made.texts)
+    choices = () if made.chooser is None else made.chooser.reports()
+    report = Report(nodes, choices, memory, stages, tuple(made.kernels), made.texts)
     return Lowered(plan, outputs, mutations(ctx), ctx.handles, ctx.statics.baked, report, fills=ctx.fills)
+
+
+def chooser_of(options: Options, found: Machine) -> Chooser | None:
+    """What says how products are computed; None where the rule does."""
+    cache = code_cache(options.cache_dir, options.cache_limit_mb)
+    if options.numerics == "eager-library":
+        return Chooser(found, cache, 0.0, always=True)
+    if options.deterministic or not options.measure:
+        return None
+    return Chooser(found, cache, options.measure_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +162,17 @@ class _Body:
         self.facts = Facts.of(ctx.graph)
         self.in_place = InPlace(ctx)
         self.order: list[Node] = []
+        self.chooser = chooser_of(ctx.options, found)
         self.launched = self._divided()
 
     def _divided(self) -> list[_Launched]:
         """Launches all of whose nodes have kernels."""
         ctx = self.ctx
         left_out: set[Node] = set()
-        for attempt in range(_TRIES):
+        measured = attempt = 0
+        while attempt < _TRIES:
+            if self.chooser is not None:
+                self.chooser.begin()
             made, refused = [], set[Node]()
             found = pieces(ctx.graph, self.device, left_out, ctx.statics)
             units = [piece.nodes for piece in found]
@@ -165,12 +183,18 @@ class _Body:
                 piece, written = self._written(divided)
                 one = on_cpu(piece.graph(ctx.graph, name))
                 plan = partial(gpu_program, one, tf32=self.tf32, processors=self.processors, written=written)
-                program = plan()
+                program = plan(chooser=self.chooser)
                 made.append(_Launched(piece, name, program, partial(plan, is_aligned=False)))
                 refused |= self._refused(piece, program)
+            if self.chooser is not None and measured < _MEASURED and self.chooser.measure():
+                measured += 1
+                continue
+            attempt += 1
             if not refused:
                 return made
-            left_out |= refused if attempt < _TRIES - 2 else {n for one in made for n in one.piece.nodes}
+            if self.chooser is not None:
+                self.chooser.give()
+            left_out |= refused if attempt < _TRIES - 1 else {n for one in made for n in one.piece.nodes}
         return []
 
     def _written(self, piece: Piece) -> tuple[Piece, dict[int, int]]:

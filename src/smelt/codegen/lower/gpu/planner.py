@@ -22,16 +22,20 @@ from smelt.codegen.fusion.rules.activations import without_vectors
 from smelt.codegen.fusion.rules.promote import NUMBER_TYPES
 from smelt.codegen.fusion.schedule import Delays, schedule
 from smelt.codegen.fusion.tidy import mapped_statement
-from smelt.codegen.lower.gpu.attentions import ATTENTIONS, attention_launches
+from smelt.codegen.lower.gpu.attentions import ATTENTIONS, Launch, attention_launches
+from smelt.codegen.lower.gpu.choices import BY_RULE, Chooser, Launched, Way
 from smelt.codegen.lower.gpu.draws import draw_of, is_draw
 from smelt.codegen.lower.gpu.program import GpuKernel, GpuProgram, Place
 from smelt.codegen.lower.gpu.sharing import shared_sums
+from smelt.codegen.lower.gpu.trials import attention_trial, unit_trial
 from smelt.codegen.lower.gpu.units import UNIT_RULES, Unit, units_of
 from smelt.codegen.lower.memory.arena import Lifetime, aligned, plan_offsets
 from smelt.codegen.lower.memory.geometry import Geometry, view_geometry
 from smelt.codegen.lower.memory.in_place import why_not
 from smelt.codegen.lower.memory.sharing import view_source
+from smelt.codegen.triton.contraction import Tile
 from smelt.codegen.triton.emit import emit_triton, unsupported
+from smelt.codegen.triton.kernel import TritonKernel
 from smelt.codegen.triton.random import H200, Processors, draw_kernel
 from smelt.ir import STATE_OPS, DType, Graph, Node, TensorType, Value, print_node
 from smelt.ops.python.python_numbers import FITS
@@ -54,13 +58,15 @@ def gpu_program(
     tf32: Tf32 = Tf32(),
     processors: Processors = H200,
     written: Mapping[int, int] = MappingProxyType({}),
+    chooser: Chooser | None = None,
 ) -> GpuProgram:
     """The kernels of an optimized graph whose sizes are known. processors: those of the device, for random numbers.
 
     is_aligned: every address is a multiple of 16, as those of whole tensors are; kernels for others load less at once.
     written: outputs by number that may be computed in the memory of an input, which nothing outside reads any more.
+    chooser: says how products and attention are computed; where it is None, the rule does.
     """
-    planner = _Planner(graph, is_aligned, tf32, processors)
+    planner = _Planner(graph, is_aligned, tf32, processors, chooser)
     planner.homes = {graph.outputs[n]: graph.inputs[k] for n, k in written.items()}  # type: ignore[misc]
     return planner.run()
 
@@ -86,6 +92,7 @@ class _Planner:
     is_aligned: bool
     tf32: Tf32
     processors: Processors
+    chooser: Chooser | None = None
     # How far the draws so far move the generator, and the memory of its seed and offset.
     drawn: int = 0
     generator: int | None = None
@@ -187,14 +194,23 @@ class _Planner:
                 raise Unfusible(f"%{value.name} is in no memory of a GPU")
             return place.geometry
 
+        def launches_of(way: Way) -> list[Launch]:
+            return attention_launches(node, geometry, self.is_aligned, self.tf32.matrices, way.blocks)
+
         try:
-            launches = attention_launches(node, geometry, self.is_aligned, self.tf32.matrices)
+            launches = launches_of(BY_RULE)
         except Unfusible as why:
             self.refused.append((node, str(why)))
             launches = []
         for result in node.results:
             if _is_static(result):
                 self.places[result] = self._placed("arena", 0, result)
+        if launches and self.chooser is not None:
+            way = self.chooser.way(attention_trial(self.graph, node, launches_of, geometry))
+            if way.is_library:
+                self.refused.append((node, "torch's operator is chosen"))
+                return
+            launches = launches_of(way)
         for one in launches:
             buffers = tuple(self.places[value].memory for value in one.values)
             for number in buffers:
@@ -267,6 +283,7 @@ class _Planner:
             return Memory(roots[value].memory, f"%{value.name}", roots[value].geometry)
 
         inside = facts.inside(one.nodes)
+        made: list[tuple[Built, Sequence[Stage]]] = []
         try:
             for stored in [(root,) for root in one.roots] if isinstance(one, Unit) else [one.roots]:
                 while True:
@@ -279,10 +296,46 @@ class _Planner:
                     if not refused:
                         break
                     roots |= {root: self._placed("arena", 0, root) for root in refused}
-                self._launch(one, built, parts)
+                made.append((built, parts))
+            way = self._way(one, made)
+            if way.is_library and isinstance(one, Unit):
+                self.refused += [(node, "torch's operator is chosen") for node in one.products]
+            else:
+                for each, nests in made:
+                    self._launch(one, each, nests, way.tile)
         except Unfusible as why:
             self.refused.append((one.nodes[-1], str(why)))
         self.places |= roots
+
+    def _way(self, one: Group | Unit, made: Sequence[tuple[Built, Sequence[Stage]]]) -> Way:
+        """How a product is computed. Raises: Unfusible where it has no kernel."""
+        for _, parts in made:
+            for stage in parts:
+                if (why := unsupported(stage.nest)) is not None:
+                    raise Unfusible(why)
+        if self.chooser is None or not isinstance(one, Unit) or not one.products:
+            return BY_RULE
+
+        def launches(way: Way) -> list[Launched]:
+            found = []
+            for number, (built, parts) in enumerate(made):
+                for stage in parts:
+                    names = tuple(built.keys[k] if k >= 0 else (number, k) for k in stage.buffers)
+                    dtypes = tuple(buffer.dtype for buffer in stage.nest.buffers)
+                    found.append(Launched(self._kernel(one, stage, way.tile), names, dtypes, stage.nest.writes))
+            return found
+
+        def nbytes(name: int | tuple[int, int]) -> int:
+            if isinstance(name, int):
+                return self.blocks[name].nbytes
+            size, dtype = made[name[0]][1][0].partials[-1 - name[1]]
+            return size * dtype.itemsize
+
+        def rest(graph: Graph) -> GpuProgram:
+            return gpu_program(graph, self.is_aligned, self.tf32, self.processors)
+
+        nests = [stage.nest for _, parts in made for stage in parts]
+        return self.chooser.way(unit_trial(self.graph, one, nests, launches, nbytes, rest))
 
     def _in_place(self, one: Group | Unit) -> dict[Value, Place]:
         """The results that may be computed in an input's memory, as nothing reads it any more, and where."""
@@ -296,18 +349,18 @@ class _Planner:
                 found[root] = self.places[home]
         return found
 
-    def _launch(self, one: Group | Unit, built: Built, parts: Sequence[Stage]) -> None:
-        reasons = [why for stage in parts if (why := unsupported(stage.nest)) is not None]
-        if reasons:
-            raise Unfusible(reasons[0])
-        has_tf32 = isinstance(one, Unit) and (self.tf32.convolutions if one.convolves else self.tf32.matrices)
+    def _launch(self, one: Group | Unit, built: Built, parts: Sequence[Stage], tile: Tile | None) -> None:
         spare: dict[Hashable, int] = {}
         for stage in parts:
             buffers = tuple(self._buffer(stage, number, built, spare) for number in stage.buffers)
-            kernel = emit_triton(stage.nest, is_aligned=self.is_aligned, has_tf32=has_tf32)
+            kernel = self._kernel(one, stage, tile)
             for number in buffers:
                 self.blocks[number].last = len(self.kernels)
             self.kernels.append(GpuKernel.of(stage.nest, kernel, buffers, tuple(one.nodes)))
+
+    def _kernel(self, one: Group | Unit, stage: Stage, tile: Tile | None) -> TritonKernel:
+        has_tf32 = isinstance(one, Unit) and (self.tf32.convolutions if one.convolves else self.tf32.matrices)
+        return emit_triton(stage.nest, is_aligned=self.is_aligned, has_tf32=has_tf32, tile=tile)
 
     def _buffer(self, stage: Stage, number: int, built: Built, spare: dict[Hashable, int]) -> int:
         """The memory of a stage's buffer: the whole nest's, or that of partial results."""

@@ -43,6 +43,11 @@ class Unit:
     roots: tuple[Value, ...]
 
     @property
+    def products(self) -> tuple[Node, ...]:
+        """Its products and convolutions."""
+        return tuple(node for node in self.nodes if is_product(node))
+
+    @property
     def convolves(self) -> bool:
         """Whether its product is a convolution, for which torch has a flag of its own."""
         return any("conv" in node.op for node in self.nodes)
