@@ -50,11 +50,9 @@ def _dot(builder: Any, a: Any, b: Any, start: Any, precision: Any, most: Any) ->
 
 
 def _wide(x: Any) -> np.ndarray:
-    return (
-        (x.data.astype(np.uint32) << 16).view(np.float32)
-        if x.dtype.scalar == tl.bfloat16
-        else x.data.astype(np.float32)
-    )
+    if x.dtype.scalar == tl.bfloat16:
+        return (x.data.astype(np.uint32) << 16).view(np.float32)
+    return x.data if x.dtype.scalar == tl.float64 else x.data.astype(np.float32)
 
 
 def _correct() -> None:

@@ -13,8 +13,9 @@ from torch.nn import functional as F
 import smelt
 from smelt.codegen.lower.gpu import GpuProgram, Tf32, gpu_program
 from smelt.codegen.triton.compile import ARCHITECTURES, compile_cuda, stage_texts
-from smelt.codegen.triton.contraction import TILES, Tile
+from smelt.codegen.triton.contraction import TILES, Tile, tiles_for
 from smelt.codegen.triton.emit import emit_triton
+from smelt.ir import DType
 from tests.triton.test_catalogue import interpreted
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -141,6 +142,58 @@ def test_gradients_of_a_convolution(stride: int) -> None:
     same(gradients, drawn(*y.shape, seed=3), x, w, forms=tuple(one.kernel.form for one in program.kernels))
 
 
+@pytest.mark.parametrize(
+    ("image", "weight", "arguments"),
+    [
+        ((2, 4, 5, 6), (4, 3, 3, 3), {"padding": 1}),
+        (
+            (1, 6, 4, 5),
+            (6, 4, 4, 2),
+            {"stride": (2, 3), "padding": (1, 0), "output_padding": (1, 2), "dilation": (1, 2)},
+        ),
+        ((2, 8, 4, 4), (8, 3, 3, 3), {"groups": 2, "stride": 2}),
+        ((2, 6, 10), (6, 5, 4), {"stride": 2, "padding": 1}),
+    ],
+    ids=["padded", "strided", "grouped", "of one dimension"],
+)
+def test_transposed_convolutions(image: tuple[int, ...], weight: tuple[int, ...], arguments: dict[str, Any]) -> None:
+    x, w = drawn(*image), drawn(*weight, seed=1)
+    b = drawn(weight[1] * arguments.get("groups", 1), seed=2)
+    rank = len(image) - 2
+    conv = getattr(torch.ops.aten, f"conv_transpose{rank}d")
+    names = (("stride", 1), ("padding", 0), ("output_padding", 0))
+    numbers = [[n] * rank if isinstance(n := arguments.get(name, d), int) else list(n) for name, d in names]
+    dilation = arguments.get("dilation", 1)
+    rest = (arguments.get("groups", 1), [dilation] * rank if isinstance(dilation, int) else list(dilation))
+
+    def function(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return torch.relu(conv(x, w, b, *numbers, *rest))
+
+    found = gpu_program(graph_of(function, x, w, b))
+    assert not found.refused and [one.kernel.form for one in found.kernels] == ["dot"]
+    for ours, eager in zip(interpreted(found, (x, w, b)), (function(x, w, b),), strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-5)
+
+
+def graph_of(function: Callable[..., Any], *args: Tensor) -> Any:
+    """A function's graph without the passes that make ordinary convolutions of transposed ones."""
+    return smelt.trace(function, args, check=False, options={"skip": ("woven-convolutions",)}).graph_for(*args)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_gradients_of_a_transposed_convolution(groups: int) -> None:
+    x, w = drawn(2, 4, 4, 3), drawn(4, 3, 3, 2, seed=1)
+    y = F.conv_transpose2d(x, w, stride=2, padding=1, groups=groups)
+
+    def gradients(g: Tensor, x: Tensor, w: Tensor) -> Any:
+        return torch.ops.aten.convolution_backward(
+            g, x, w, [3 * groups], [2, 2], [1, 1], [1, 1], True, [0, 0], groups, [True, True, True]
+        )
+
+    program = made(gradients, torch.randn_like(y), x, w)
+    same(gradients, drawn(*y.shape, seed=3), x, w, forms=tuple(one.kernel.form for one in program.kernels))
+
+
 # --- gradients that are scattered elsewhere
 
 
@@ -190,6 +243,26 @@ def test_products_compile_to_tensor_cores(dtype: torch.dtype, arch: int) -> None
     assert ("tf32" in text) is (dtype == torch.float32)
     # Loads of whole lines, several blocks ahead.
     assert "cp.async" in text
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_products_of_f64(arch: int) -> None:
+    """Tensor cores multiply them where they do at all; 10.0 has none of them."""
+    x, w, b = (
+        drawn(130, 48, dtype=torch.float64),
+        drawn(70, 48, dtype=torch.float64, seed=1),
+        drawn(70, seed=2).double(),
+    )
+    (one,) = made(lambda x, w, b: F.linear(x, w, b) * 2.0, x, w, b).kernels
+    assert one.kernel.form == "dot"
+    text = stage_texts(one.kernel.source, arch)["ptx"]
+    assert ("f64.f64.f64.f64" in text) is (arch < 100)
+    (largest,) = [emit_triton(one.nest, tile=t) for t in tiles_for(4096, 4096, 4096, DType.F64)[:1]]
+    assert dict(largest.source.constants) == {"R": 64, "B": 64, "K": 16}
+    assert compile_cuda([largest.source], arch)[largest.source.name].shared_nbytes <= 96 * 1024
+    if arch == 90:
+        (ours,) = interpreted(made(lambda x, w, b: F.linear(x, w, b) * 2.0, x, w, b), [x, w, b])
+        torch.testing.assert_close(ours, F.linear(x, w, b) * 2.0, rtol=1e-13, atol=1e-13)
 
 
 def test_without_the_flag_f32_is_exact() -> None:

@@ -70,7 +70,7 @@ class Options:
         default is `SMELT_CACHE_DIR`, else smelt's folder in the user's cache (~/.cache/smelt).
     measure: let kernels be chosen by timing them once at compile time.
     measure_seconds: on a GPU: for how many seconds of a compilation tiles of products and attention, and the libraries'
-        operators, may be compiled and timed; what is left is chosen by rule. Choices are kept in `cache_dir`.
+        operators, may be compiled and timed; the rest is chosen by rule. `cache_dir` caches the choices.
     dtype: "bf16" computes the large f32 products of a program in bf16; everything else, and the dtypes of all results,
         stay unchanged (docs/decisions, bf16). "int8" computes linear layers over bytes, "int4" over weights of 4 bits,
         as many of them as `max_error` allows (docs/decisions, few bits). "default" computes in the dtypes of the

@@ -15,6 +15,8 @@ from smelt.codegen.kernels.nest import Op, Reduce
 from smelt.ir import DType
 from smelt.ir.sizes import ceil_div
 
+_SUMMED = (DType.F32, DType.F64)
+"""What tensor cores add in: f16 and bf16 in f32."""
 _MOST = 2
 """Products that one program accumulates: those of a gated layer share their left operand."""
 
@@ -27,6 +29,11 @@ class Factors:
     left: Value
     right: Value
     dtype: DType
+
+    @property
+    def sums(self) -> DType:
+        """What its sums are: f32, or f64."""
+        return self.reduce.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +81,10 @@ def _only(outer: range, a: Value, b: Value) -> tuple[int, ...]:
 def _factors(graph: Graph, reduce: Value) -> Factors | None:
     source, (product,) = reduce.source, reduce.args
     assert isinstance(source, Reduce)
-    is_sum = source.kind == "sum" and source.dtype is DType.F32 and product.stage == 0
+    is_sum = source.kind == "sum" and source.dtype in _SUMMED and product.stage == 0
     if not is_sum or not isinstance(product.source, Op) or product.source.op != "mul":
         return None
-    if product.dtype is not DType.F32:
+    if product.dtype is not source.dtype:
         return None
     left, right = (_narrow(value) for value in product.args)
     if left.dtype is not right.dtype:
@@ -118,6 +125,7 @@ class Tile:
 
 
 _LEAST: Final = 16
+_WIDEST: Final = 64
 TILES: Final = (
     Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 8, 3), Tile(128, 128, 32, 4, 4), Tile(128, 64, 64, 4, 4),
     Tile(64, 128, 64, 4, 4), Tile(64, 64, 64, 4, 4), Tile(64, 32, 64, 4, 4), Tile(32, 64, 64, 4, 4),
@@ -152,5 +160,7 @@ def _fitted(tile: Tile, rows: int, columns: int, length: int, dtype: DType) -> T
         return max(_LEAST, min(most, 1 << max(0, size - 1).bit_length()))
 
     depth = tile.k if dtype.is_half else _LEAST
-    r, b = least(rows, tile.r), least(columns, tile.b)
+    # An accumulator of f64 takes two registers of each thread.
+    most = _WIDEST if dtype is DType.F64 else tile.r * tile.b
+    r, b = least(rows, min(tile.r, most)), least(columns, min(tile.b, most))
     return Tile(r, b, least(length, depth), tile.warps if r * b > 2048 else 4, tile.stages)

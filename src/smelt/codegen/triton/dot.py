@@ -21,6 +21,7 @@ from smelt.codegen.triton.contraction import Contraction
 from smelt.codegen.triton.frame import ACROSS, ALONG, Axis, Frame
 from smelt.codegen.triton.values import Values
 from smelt.codegen.triton.vmath import memory_type
+from smelt.ir import DType
 
 
 class Dots:
@@ -42,16 +43,19 @@ class Dots:
     def emit(self, values: Values) -> None:
         """The accumulators, the loop, and the names of the sums; the main frame's counters are there already."""
         frame = self.frame
-        names = [frame.let("tl.full((R, B), 0.0, tl.float32)", prefix="s") for _ in self.found.factors]
+        kinds = [f"tl.float{8 * factors.sums.itemsize}" for factors in self.found.factors]
+        names = [frame.let(f"tl.full((R, B), 0.0, {kind})", prefix="s") for kind in kinds]
         frame.text.loop = []
         for side in self.sides:
             side.counters |= frame.counters
         self.sides[0].depth(ALONG, "start", "ka", self.is_even)
         self.sides[1].depth(ACROSS, "start", "kb", self.is_even)
         made = [Values(side) for side in self.sides]
-        for name, factors in zip(names, self.found.factors, strict=True):
+        for name, kind, factors in zip(names, kinds, self.found.factors, strict=True):
             a, b = (self._block(m, v) for m, v in zip(made, (factors.left, factors.right), strict=True))
-            frame.emit(f'{name} = tl.dot({a}, {b}, {name}, input_precision="{self.precision}")', True)
+            # Triton's default is f32.
+            wide = f", out_dtype={kind}" if factors.sums is DType.F64 else ""
+            frame.emit(f'{name} = tl.dot({a}, {b}, {name}, input_precision="{self.precision}"{wide})', True)
         frame.close(f"for start in range(0, {frame.word(self.length)}, K):")
         for name, factors in zip(names, self.found.factors, strict=True):
             values.remember(factors.reduce, name)
@@ -66,7 +70,7 @@ class Dots:
         if mask and not is_zero:
             text = f"tl.where({mask}, {text}, 0.0)"
         if values.axes(value) != ACROSS | ALONG:
-            text = f"({text} + tl.zeros({frame.shape(ACROSS | ALONG)}, tl.float32))"
+            text = f"({text} + tl.zeros({frame.shape(ACROSS | ALONG)}, tl.float{max(32, 8 * value.dtype.itemsize)}))"
         if value.dtype.is_half:
             text = f"{text}.to(tl.{memory_type(value.dtype)})"
         return known if text == known else frame.let(text, True)

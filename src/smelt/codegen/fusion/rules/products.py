@@ -107,20 +107,42 @@ class Steps:
 
 
 class _Convolution:
-    """Sizes of a convolution: of its image, kernel and result, and how windows step over the image."""
+    """Sizes of a convolution: of its image, kernel and result, and how windows step over the image.
 
-    def __init__(self, p: Pull, call: Mapping[str, Any], result: tuple[int, ...]) -> None:
+    A transposed one makes the image of its result, with the same kernel: what it is given lies where the result does.
+    """
+
+    def __init__(self, p: Pull, call: Mapping[str, Any], image: Any, windows: tuple[int, ...]) -> None:
         self.p = p
-        self.x, self.w = call["input"], call["weight"]
-        self.image, self.weight, self.result = sizes_of(self.x), sizes_of(self.w), result
+        self.x, self.w = image, call["weight"]
+        self.image = sizes_of(image) if not isinstance(image, tuple) else image
+        self.weight, self.result = sizes_of(self.w), windows
         rank = len(self.weight) - 2
-        if call.get("transposed") or len(self.image) != rank + 2:
-            raise Unfusible("it is a transposed convolution, or its image is a single one")
-        if isinstance(call["padding"], str) or 0 in (*self.image, *self.weight, *result):
+        if len(self.image) != rank + 2:
+            raise Unfusible("its image is a single one")
+        if isinstance(call["padding"], str) or 0 in (*self.image, *self.weight, *windows):
             raise Unfusible("its padding is named, or there are no elements")
         self.steps = Steps.of(call, rank, self.weight[2:])
         self.groups = int(call["groups"])
         self.inputs, self.outputs = self.weight[1], self.weight[0] // self.groups
+
+    def windows(self, idx: Idx, m: DType) -> Expr:
+        """An element of the result: the sum over the window of the image."""
+        p = self.p
+        channel, *tap = summed_over(p, idx, (self.inputs, *self.steps.taps))
+        group, _ = divided(idx[1], self.outputs, p.sizes) if self.groups > 1 else (ZERO, ZERO)
+        x = self.pixel(idx[:1], group.scaled(self.inputs).plus(channel), idx[2:], tuple(tap))
+        return _sum(p, m, x, p.element(self.w, (idx[1], channel, *tap)))
+
+    def pixels(self, given: Any, idx: Idx, m: DType) -> Expr:
+        """An element of the image: the sum over the windows that it is under, of what is given for each."""
+        p = self.p
+        group, channel = divided(idx[1], self.inputs, p.sizes) if self.groups > 1 else (ZERO, idx[1])
+        made, *tap = summed_over(p, idx, (self.outputs, *self.steps.taps))
+        inside, at = covering(p, self.steps, self.result[2:], idx[2:], tuple(tap))
+        made = group.scaled(self.outputs).plus(made)
+        y = element_where(p, inside, given, (idx[0], made, *at))
+        return _sum(p, m, y, p.element(self.w, (made, channel, *tap)))
 
     def pixel(self, image: Idx, channel: Ix, out: Idx, tap: Idx) -> Expr:
         """An element of the image under a window; 0 outside of it."""
@@ -146,37 +168,37 @@ def element_where(p: Pull, inside: Expr | bool, value: Any, idx: Idx) -> Expr:
 def convolution(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call = p.call(node)
     out, m = _accumulated(node)
-    conv = _Convolution(p, call, sizes_of(node.result))
-    channel, *tap = summed_over(p, idx, (conv.inputs, *conv.steps.taps))
-    group, _ = divided(idx[1], conv.outputs, p.sizes) if conv.groups > 1 else (ZERO, ZERO)
-    x = conv.pixel(idx[:1], group.scaled(conv.inputs).plus(channel), idx[2:], tuple(tap))
-    total = _sum(p, m, x, p.element(conv.w, (idx[1], channel, *tap)))
+    if call.get("transposed") or ("output_padding" in call and "transposed" not in call):
+        conv = _Convolution(p, call, sizes_of(node.result), sizes_of(call["input"]))
+        total = conv.pixels(call["input"], idx, m)
+    else:
+        total = _Convolution(p, call, call["input"], sizes_of(node.result)).windows(idx, m)
     if call["bias"] is not None:
         total = p.op("add", m, total, p.operand(call["bias"], (idx[1],), m))
     return p.cast(total, out)
 
 
 def convolution_gradient(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
-    """Gradients of the image (result 0), of the weight (1) and of what is added to each channel (2)."""
+    """Gradients of the image (result 0), of the weight (1) and of what is added to each channel (2).
+
+    Of a transposed convolution what is given is the image, and the operand lies where windows do.
+    """
     call = p.call(node)
-    given = call["grad_output"]
+    given, x = call["grad_output"], call["input"]
     out, m = _accumulated(node, k)
-    conv = _Convolution(p, call, sizes_of(given))
-    batch, _, *spatial = conv.result
+    image, windows = (given, x) if call["transposed"] else (x, given)
+    conv = _Convolution(p, call, image, sizes_of(windows))
     if k == 2:
+        batch, _, *spatial = sizes_of(given)
         n, *pixel = summed_over(p, idx, (batch, *spatial))
         return p.cast(p.reduce("sum", m, p.cast(p.element(given, (n, idx[0], *pixel)), m)), out)
     if k == 1:
+        batch, _, *spatial = conv.result
         n, *pixel = summed_over(p, idx, (batch, *spatial))
         group = divided(idx[0], conv.outputs, p.sizes)[0] if conv.groups > 1 else ZERO
-        x = conv.pixel((n,), group.scaled(conv.inputs).plus(idx[1]), tuple(pixel), idx[2:])
-        return p.cast(_sum(p, m, p.element(given, (n, idx[0], *pixel)), x), out)
-    group, channel = divided(idx[1], conv.inputs, p.sizes) if conv.groups > 1 else (ZERO, idx[1])
-    made, *tap = summed_over(p, idx, (conv.outputs, *conv.steps.taps))
-    inside, at = covering(p, conv.steps, conv.result[2:], idx[2:], tuple(tap))
-    made = group.scaled(conv.outputs).plus(made)
-    y = element_where(p, inside, given, (idx[0], made, *at))
-    return p.cast(_sum(p, m, y, p.element(conv.w, (made, channel, *tap))), out)
+        under = conv.pixel((n,), group.scaled(conv.inputs).plus(idx[1]), tuple(pixel), idx[2:])
+        return p.cast(_sum(p, m, p.element(windows, (n, idx[0], *pixel)), under), out)
+    return p.cast(conv.windows(idx, m) if call["transposed"] else conv.pixels(given, idx, m), out)
 
 
 def covering(p: Pull, steps: Steps, windows: Sequence[int], pixel: Idx, tap: Idx) -> tuple[Expr | bool, Idx]:
@@ -201,6 +223,7 @@ def covering(p: Pull, steps: Steps, windows: Sequence[int], pixel: Idx, tap: Idx
 PRODUCT_RULES: Final[Mapping[str, Rule]] = MappingProxyType(
     {name: _product(product, is_turned=name.endswith("linear.default")) for name, product in PRODUCTS.items()}
     | {f"aten.conv{rank}d.default": convolution for rank in (1, 2, 3)}
+    | {f"aten.conv_transpose{kind}": convolution for kind in ("1d.default", "2d.input", "3d.input")}
     | {"aten.convolution.default": convolution, "aten.convolution_backward.default": convolution_gradient}
 )
 """Every operator that a nest computes as a sum of products."""

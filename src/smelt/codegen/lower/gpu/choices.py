@@ -227,7 +227,7 @@ def _measured(trial: Trial, watch: Stopwatch) -> _Known:
     if LIBRARY in times:
         times[LIBRARY] += _BOUNDARY_US
     if not times:
-        raise SmeltError(f"no way of computing {trial.shape} runs: {next(iter(failed.values()), '')}", code="S0405")
+        raise SmeltError(f"no candidate for {trial.shape} runs: {next(iter(failed.values()), '')}", code="S0405")
     best = min(times, key=lambda name: times[name])
     candidates = [CandidateReport(name, round(us, 3)) for name, us in sorted(times.items(), key=lambda item: item[1])]
     candidates += [CandidateReport(f"{name} ({text})", None) for name, text in failed.items()]

@@ -155,11 +155,22 @@ def _is_one_kernel(unit: Unit, facts: Facts) -> bool:
             if products > 1:
                 return False
             continue
+        if len(found.factors) != products:
+            return False
+        if not _has_before(unit):
+            continue
         cost = max(max(f.left.cost, f.right.cost) for f in found.factors)
         # Where a window is over its image is told for each element, whatever stands before it.
-        if len(found.factors) != products or cost > (4 * _CHEAP if unit.convolves else _CHEAP):
+        if cost > (4 * _CHEAP if unit.convolves else _CHEAP):
             return False
     return True
+
+
+def _has_before(unit: Unit) -> bool:
+    """Whether an operand of its products is computed in it."""
+    products = unit.products
+    made = {result for node in unit.nodes if node not in products for result in node.results}
+    return any(operand in made for node in products for operand in node.operands())
 
 
 def built_unit(unit: Unit, root: Value, facts: Facts) -> Built:
