@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import smelt
+from smelt.capture.structure.roots import reachable
 from smelt.pattern import call_module
 
 from .models import LinearNorm, edited_ops, linear_norm
@@ -54,6 +55,18 @@ def test_an_untouched_part_is_bitwise_eager_with_gradients_and_buffers(training)
             assert torch.equal(a.grad, b.grad), name
         for (name, a), b in zip(expected_model.state_dict().items(), built.state_dict().values(), strict=True):
             assert torch.equal(a, b), name
+
+
+def test_what_is_kept_of_captures_is_not_what_the_program_reaches():
+    model, x = _Net().eval(), torch.randn(2, 3, 8, 8)
+    built = _taken(model, x)
+    before = reachable(built)
+    built(x)
+    built(x[:1])
+    after = reachable(built)
+    assert [function.__qualname__ for function in after.functions] == [f.__qualname__ for f in before.functions]
+    assert list(after.modules.values()) == list(before.modules.values())
+    assert {entry.path for entry in after} == {entry.path for entry in before}
 
 
 def test_other_sizes_dtypes_modes_and_attributes_are_captured_anew():

@@ -303,6 +303,8 @@ CALL_METHODS: Final = ("forward", "_call_impl", "_compiled_call_impl")
 CALL_PROTOCOL: Final = frozenset({*CALL_HOOKS, *CALL_METHODS})
 # The property by which a compiled object shows the original that it stands for.
 COMPILED_TARGET: Final = "smelt_target"
+# The class attribute by which an object of ours names those of its attributes that hold nothing of the program's.
+ASIDE: Final = "smelt_aside"
 REGISTRIES: Final = ("_parameters", "_buffers", "_modules")
 
 

@@ -29,7 +29,7 @@ from smelt._torch.library.lru import LRU_CACHE, cached_tensors, still_cached
 from smelt._torch.seen.labels import key_labels
 from smelt._torch.seen.leaves import gradient
 from smelt.capture.reads.reads_effects import file_kind
-from smelt.capture.reads.reads_values import COMPILED_TARGET, VIEWS, home_of, owner_kind
+from smelt.capture.reads.reads_values import ASIDE, COMPILED_TARGET, VIEWS, home_of, owner_kind
 
 # What runs tests, whose asserts name it in the program's own code. It holds every test of the process and all that
 # those name, and nothing of the program's; `pytest` itself, on which people keep globals, is a module like any other.
@@ -339,8 +339,9 @@ class _Walk:
         except AttributeError:
             state = None
         if isinstance(state, dict):
+            aside = getattr(cls, ASIDE, ()) if home_of(cls).startswith("smelt.") else ()
             for name, item in list(state.items()):
-                if type(item) not in _LEAVES:
+                if type(item) not in _LEAVES and name not in aside:
                     self.add(item, _join(path, str(name)), state, name)
         for base in cls.__mro__:
             slots = base.__dict__.get("__slots__", ())

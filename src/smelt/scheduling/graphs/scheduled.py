@@ -12,7 +12,6 @@ import types
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -94,6 +93,10 @@ class ScheduledForward:
     of its own.
     """
 
+    # What a program can reach is looked through at each capture: of this object, what steps brought along, but not the
+    # graphs of patterns and of captures, which are large, and whose guards lead to all of the process.
+    smelt_aside = frozenset(("steps", "_held"))
+
     def __init__(
         self, module: torch.nn.Module, path: str, steps: tuple[GraphStep, ...], inner: Callable[..., Any] | None = None
     ) -> None:
@@ -103,22 +106,8 @@ class ScheduledForward:
         self, module: torch.nn.Module, path: str, steps: tuple[GraphStep, ...], inner: Callable[..., Any] | None
     ) -> None:
         self.module, self.path, self.inner = module, path, inner
-        # What a program can reach is looked through at each capture: of this object, what steps brought along, but not
-        # the graphs of patterns and of captures, which are large and hold nothing of the program's.
         self.brought = tuple(step.arguments for step in steps)
-        hidden: dict[str, Any] = {"steps": steps, "held": _Held()}
-        self._hidden = MappingProxyType(hidden)
-
-    @property
-    def steps(self) -> tuple[GraphStep, ...]:
-        """The steps, in order."""
-        steps: tuple[GraphStep, ...] = self._hidden["steps"]
-        return steps
-
-    @property
-    def _held(self) -> _Held:
-        held: _Held = self._hidden["held"]
-        return held
+        self.steps, self._held = steps, _Held()
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
