@@ -82,40 +82,45 @@ class Parts:
             if scale:
                 x = lanes.op("fmul", x, factors)
             if check:
-                loop.carried[0].next = self._worse(
-                    x, lanes.type, many, f"splat ({bits} {self._magnitude})", loop.carried[0].now
-                )
+                loop.carried[0].next = self.worse(x, lanes.type, many, loop.carried[0].now)
             lanes.store(x, fn.gep(self.kind, target, loop.index))
-        worst = self._worst(loop.carried[0].last) if check else ""
+        worst = self.worst(lanes, loop.carried[0].last) if check else ""
         with fn.loop(whole, count, 1, [(bits, worst)] if check else []) as loop:
             x = lanes.read_one(dtype, self.at(dtype, source, fn.mul(loop.index, stride)))
             if scale:
                 x = fn.let(f"fmul {self.kind} {x}, {scale}")
             if check:
-                loop.carried[0].next = self._worse(x, self.kind, bits, str(self._magnitude), loop.carried[0].now)
+                loop.carried[0].next = self.worse(x, self.kind, bits, loop.carried[0].now)
             fn.store(self.kind, x, fn.gep(self.kind, target, loop.index))
         if check:
-            bound = fn.let(f"bitcast {self.kind} {self.numbers['bound']} to {bits}")
-            self._mark(check, fn.let(f"icmp sgt {bits} {loop.carried[0].last}, {bound}"))
+            self.mark_large(check, loop.carried[0].last, "bound")
 
     @property
     def _magnitude(self) -> int:
         """All bits of a number but its sign."""
         return (1 << (8 * self.lanes.nbytes - 1)) - 1
 
-    def _worse(self, x: str, kind: str, bits: str, magnitude: str, worst: str) -> str:
+    def worse(self, x: str, kind: str, bits: str, worst: str) -> str:
         """The larger of |x| and the worst so far, as integers, where NaN is larger than infinity."""
+        is_vector = bits.startswith("<")
+        magnitude = f"splat ({self.lanes.bits} {self._magnitude})" if is_vector else str(self._magnitude)
         size = self.fn.let(f"and {bits} {self.fn.let(f'bitcast {kind} {x} to {bits}')}, {magnitude}")
         is_worse = self.fn.let(f"icmp sgt {bits} {size}, {worst}")
-        mask = f"<{self.lanes.count} x i1>" if bits.startswith("<") else "i1"
+        mask = f"<{bits[1:].partition(' ')[0]} x i1>" if is_vector else "i1"
         return self.fn.let(f"select {mask} {is_worse}, {bits} {size}, {bits} {worst}")
 
-    def _worst(self, worst: str) -> str:
+    def worst(self, lanes: Lanes, worst: str) -> str:
         """The largest lane of integers."""
-        name = f"@llvm.vector.reduce.smax.v{self.lanes.count}{self.lanes.bits}"
-        type_ = f"<{self.lanes.count} x {self.lanes.bits}>"
-        self.fn.declare(f"declare {self.lanes.bits} {name}({type_})")
-        return self.fn.let(f"call {self.lanes.bits} {name}({type_} {worst})")
+        name = f"@llvm.vector.reduce.smax.v{lanes.count}{lanes.bits}"
+        type_ = f"<{lanes.count} x {lanes.bits}>"
+        self.fn.declare(f"declare {lanes.bits} {name}({type_})")
+        return self.fn.let(f"call {lanes.bits} {name}({type_} {worst})")
+
+    def mark_large(self, flag: str, magnitude: str, bound: str) -> None:
+        """Set a flag where a magnitude (bits of |x|) is larger than a word's bound, or a NaN's."""
+        bits = self.lanes.bits
+        limit = self.fn.let(f"bitcast {self.kind} {self.numbers[bound]} to {bits}")
+        self._mark(flag, self.fn.let(f"icmp sgt {bits} {magnitude}, {limit}"))
 
     def _mark(self, flag: str, condition: str) -> None:
         bit = self.fn.let(f"zext i1 {condition} to i32")
@@ -178,12 +183,12 @@ class Parts:
         assert self.variant.mask is not None
         self.copy_row(self.variant.mask, source, self.words["m_column"], count, target)
 
-    def powers_row(self, scores: str, limit: str, width: str, origin: str) -> str:
-        """exp(scores - origin) in place for `limit` keys, 0 from there to `width` (whole vectors); their sum."""
+    def powers_row(self, scores: str, limit: str, width: str, origin: str, first: str = "0") -> str:
+        """exp(scores - origin) in place from `first` to `limit`, 0 from there to `width` (whole vectors); their sum."""
         fn, lanes = self.fn, self.lanes
         origins = lanes.splat(origin)
         end = up(fn, limit, lanes.count)
-        with fn.loop("0", end, lanes.count, [(lanes.type, "zeroinitializer")]) as loop:
+        with fn.loop(first, end, lanes.count, [(lanes.type, "zeroinitializer")]) as loop:
             at = fn.gep(self.kind, scores, loop.index)
             power = lanes.exp(lanes.op("fsub", lanes.load(at), origins))
             lanes.store(power, at)
@@ -198,8 +203,8 @@ class Parts:
         is_empty = fn.let(f"fcmp oeq {self.kind} {largest}, {number(float('-inf'))}")
         return fn.let(f"select i1 {is_empty}, {self.kind} {number(0.0)}, {self.kind} {largest}")
 
-    def scaled_row(self, scores: str, limit: str, mask: str | None) -> str:
-        """Scale and mask scores in place, -inf past `limit` in its vector; the largest of them."""
+    def scaled_row(self, scores: str, limit: str, mask: str | None, first: str = "0") -> str:
+        """Scale and mask scores from `first` on in place, -inf past `limit` in its vector; the largest of them."""
         fn, lanes = self.fn, self.lanes
         scales = lanes.splat(self.numbers["scale_after"])
         whole = down(fn, limit, lanes.count)
@@ -209,7 +214,7 @@ class Parts:
             return x if mask is None else lanes.op("fadd", x, lanes.load(fn.gep(self.kind, mask, index)))
 
         none = lanes.constant(float("-inf"))
-        with fn.loop("0", whole, lanes.count, [(lanes.type, none)]) as loop:
+        with fn.loop(first, whole, lanes.count, [(lanes.type, none)]) as loop:
             x = scaled(loop.index)
             lanes.store(x, fn.gep(self.kind, scores, loop.index))
             loop.carried[0].next = lanes.larger(x, loop.carried[0].now)

@@ -259,9 +259,16 @@ def _words(a: Attention, sizes: dict[str, int]) -> tuple[int, ...]:
     values |= _semantics(a.q.dtype, keys, a.is_causal, a.is_spelled)
     values |= {"queries": queries, "keys": keys, "size": size, "value_size": a.v.sizes[3]}
     values |= {"scale_before": _bits(a.scale_before), "scale_after": _bits(a.scale_after)}
+    values["reach"] = _bits(_reach(a))
     values["empty"] = _bits(float("nan") if a.is_spelled else 0.0)
     names = (*WORDS, *(LOGARITHM_WORDS if a.logarithms is not None else ()))
     return tuple(values[name] for name in names)
+
+
+def _reach(a: Attention) -> float:
+    """Queries and keys of magnitudes up to this have finite scores, which a mask may hide."""
+    largest = _LARGEST[DType.F64 if a.q.dtype is DType.F64 else DType.F32]
+    return (largest / (4.0 * a.q.sizes[3] * max(1.0, abs(a.scale_after)))) ** 0.5
 
 
 def _strides(a: Attention, group: int) -> dict[str, int]:

@@ -30,14 +30,15 @@ WORDS = (
     "m_batch", "m_head", "m_group", "m_row", "m_column",
     "heads", "rows", "queries", "keys", "size", "value_size", "value_width",
     "chunks", "chunk", "block",
-    "limit", "limit_step", "checked", "bound", "scale_before", "scale_after", "empty",
+    "limit", "limit_step", "checked", "bound", "reach", "scale_before", "scale_after", "empty",
 )  # fmt: skip
 """Strides in elements (`head`: of key/value heads, `group`: of the query heads that share one), sizes, and numbers.
 
 heads: key/value heads. rows: queries of all heads of a group. value_width: value_size up to whole vectors. chunk: rows
 of an item, chunks of one head. block: keys at a time. Query s sees keys below min(keys, limit + limit_step * s). Where
 `checked`, a value that is larger than `bound` (f64 bits) or NaN is refused (few queries: not; they are divided before
-they meet the values). Scales are f64 bits; `empty` is put in the place of 1 / 0, f64 bits.
+they meet the values). Where a mask hides keys, queries and keys larger than `reach` are. Scales are f64 bits; `empty`
+is put in the place of 1 / 0, f64 bits.
 """
 
 LOGARITHM_WORDS = ("l_batch", "l_head", "l_group", "l_row")
@@ -52,7 +53,7 @@ BACKWARD_WORDS = (
 )  # fmt: skip
 """The words of the gradient, as above. groups: query heads of a head of keys. width: `size` up to whole vectors."""
 
-NUMBERS = ("bound", "scale_before", "scale_after", "scale", "empty")
+NUMBERS = ("bound", "reach", "scale_before", "scale_after", "scale", "empty")
 """Words that are bits of an f64."""
 
 
