@@ -1,9 +1,12 @@
 """Products of few rows with a matrix whose rows lie along K: dot products at the speed of memory, nothing packed.
 
     for item in (batch, block of columns):
-      for up to 8 columns (rows of the matrix) of the block:
-        sums[m][column] = sum over k of left[m][k] * right[column][k]      # a few registers of partial sums for each
+      sums_of(left, right + block):
+        for up to 8 columns (rows of the matrix) of the block:
+          sums[m][column] = sum over k of left[m][k] * right[column][k]    # a few registers of partial sums for each
       out[:, block] = epilogue(sums)
+
+The sums are a function of their own, which is the same for every epilogue and compiled once for all.
 
 The columns at once of a matrix that comes from memory lie a share of the block apart: each share is a stream, and
 streams read in step hide the page walks and the latency that bind one.
@@ -66,17 +69,11 @@ class DotsDriver(Driver):
 
     def __init__(self, dots: Dots, isa: Isa, part: Part | None = None) -> None:
         super().__init__(dots.tiling, dots.epilogue, isa, part)
-        self.height = dots.height
-        # Lines at once, and registers of sums for each with each row: enough to hide the latency of a multiply-add, few
-        # enough to stay in registers. Many lines share loads of the left matrix and the work of summing up lanes.
-        lines, self.chains = (_SHAPES if isa.vector_registers >= 32 else _FEW_REGISTERS)[dots.height]
-        if dots.tiling.lanes < 8:
-            # Chains of short registers are long: twice as many keep the error low.
-            lines, self.chains = max(1, lines // 2), 2 * self.chains
-        self.lines = min(lines, dots.tiling.lanes)
+        self._sums = _Sums(dots, isa)
 
     def function(self) -> FunctionText:
         """The function but for its `ret`."""
+        self.fn.private(self._sums.function(), "")
         with self.fn.loop("%begin", "%end") as item:
             self._item(item.index)
         return self.fn
@@ -89,12 +86,41 @@ class DotsDriver(Driver):
         columns = minimum(fn, word["block_rows"], fn.let(f"sub nsw i64 {word['n']}, {column}", "i"))
         left = self.start("left", outer, inner)
         right = fn.gep("i8", self.start("right", outer, inner), self.nbytes(fn.mul(column, word["right_step"])))
-        rows = [fn.gep("i8", left, self.nbytes(fn.mul(self._clamped(i, word["m"]), word["left_row"])))
-                for i in range(self.height)]  # fmt: skip
-        step = self.nbytes(word["right_step"])
-        last = fn.let(f"sub nsw i64 {columns}, 1", "i")
-        turns = ceil_div(fn, columns, str(self.lines))
-        self.far = fn.let(f"icmp ne i64 {word['reading']}, 0", "b")
+        fn.do(
+            f"call void @{self._sums.name}(ptr {left}, i64 {self.nbytes(word['left_row'])}, i64 {word['m']}, "
+            f"ptr {right}, i64 {self.nbytes(word['right_step'])}, i64 {columns}, i64 {word['k']}, "
+            f"i64 {word['reading']}, ptr %scratch)"
+        )
+        self.finish_block(outer, inner, "0", column, word["m"], columns)
+
+
+_PARAMETERS = (
+    "ptr %left, i64 %left.row, i64 %m, ptr %right, i64 %right.row, i64 %columns, i64 %k, i64 %reading, ptr %sums"
+)
+
+
+class _Sums:
+    """The private function that computes the sums of one item, under construction."""
+
+    def __init__(self, dots: Dots, isa: Isa) -> None:
+        self.tiling, self.height = dots.tiling, dots.height
+        self.name = f"sums.{dots.height}"
+        self.fn = FunctionText(self.name, _PARAMETERS, result="internal void")
+        # Lines at once, and registers of sums for each with each row: enough to hide the latency of a multiply-add, few
+        # enough to stay in registers. Many lines share loads of the left matrix and the work of summing up lanes.
+        lines, self.chains = (_SHAPES if isa.vector_registers >= 32 else _FEW_REGISTERS)[dots.height]
+        if dots.tiling.lanes < 8:
+            # Chains of short registers are long: twice as many keep the error low.
+            lines, self.chains = max(1, lines // 2), 2 * self.chains
+        self.lines = min(lines, dots.tiling.lanes)
+
+    def function(self) -> FunctionText:
+        """The function but for its `ret`."""
+        fn = self.fn
+        rows = [fn.gep("i8", "%left", fn.mul(self._clamped(i, "%m"), "%left.row")) for i in range(self.height)]
+        last = fn.let("sub nsw i64 %columns, 1", "i")
+        turns = ceil_div(fn, "%columns", str(self.lines))
+        self.far = fn.let("icmp ne i64 %reading, 0", "b")
         # A line for each turn, each turn a line of every stream; near ones as they lie.
         self.apart = fn.let(f"select i1 {self.far}, i64 {turns}, i64 1", "i")
         each = fn.let(f"select i1 {self.far}, i64 1, i64 {self.lines}", "i")
@@ -102,11 +128,11 @@ class DotsDriver(Driver):
             first = fn.mul(turn.index, each)
             # Lines beyond the last are the last again; their sums lie behind what is stored.
             at = [minimum(fn, fn.add(first, fn.mul(self.apart, i)), last) for i in range(self.lines)]
-            lines = [fn.gep("i8", right, fn.mul(i, step)) for i in at]
+            lines = [fn.gep("i8", "%right", fn.mul(i, "%right.row")) for i in at]
             for i, totals in enumerate(self._dots(rows, lines)):
-                to = fn.gep("i8", "%scratch", fn.mul(fn.add(first, i * self.tiling.panel), self.tiling.sum_nbytes))
+                to = fn.gep("i8", "%sums", fn.mul(fn.add(first, i * self.tiling.panel), self.tiling.sum_nbytes))
                 self._store(self._folded(totals), to)
-        self.finish_block(outer, inner, "0", column, word["m"], columns)
+        return fn
 
     def _clamped(self, number: int, count: str) -> str:
         """`number`, or the last of `count`."""
@@ -118,7 +144,7 @@ class DotsDriver(Driver):
 
     def _dots(self, rows: list[str], lines: list[str]) -> list[list[str]]:
         """For each row and each line of the right matrix a register of partial sums."""
-        fn, tiling, k = self.fn, self.tiling, self.word["k"]
+        fn, tiling, k = self.fn, self.tiling, "%k"
         step = tiling.lanes * tiling.group
         stride = step * self.chains
         whole = fn.mul(fn.let(f"udiv i64 {k}, {stride}", "i"), stride)

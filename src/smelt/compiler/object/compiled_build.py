@@ -229,9 +229,9 @@ class Builds:
             if self.state is not None and STATE not in kwargs:
                 # Found out since this call began: it has not read the state that a build would put back.
                 return self._original.run(BEGAN_WITHOUT, args, kwargs, is_fault=False)
-            watch_natively(self._settings.options, makes=True)
-            give_back_code()  # what imports ran, before the recorded run needs most memory
             with busy(), full_collections_later(), self.ledger.building():
+                watch_natively(self._settings.options, makes=True)
+                give_back_code()  # what imports ran, before the recorded run needs most memory
                 result = self._build(args, kwargs, missed)
             collect_young()
             give_back_freed_memory()
