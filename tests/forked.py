@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _SERVER = """
-import json, os, runpy, signal, sys, traceback
+import atexit, json, os, runpy, signal, sys, threading, traceback
 exec(sys.argv[1])
 for line in sys.stdin:
     code, output, folder, timeout, environment = json.loads(line)
@@ -31,6 +31,8 @@ for line in sys.stdin:
             os.chdir(folder)
             os.environ.update(environment)
             exec(code, {"__name__": "__main__"})
+            threading._shutdown()  # what any process does at its end
+            atexit._run_exitfuncs()
             status = 0
         except BaseException:
             traceback.print_exc()

@@ -53,12 +53,13 @@ def in_a_process(cache: Path, **environment: str) -> dict[str, Any]:
 
 
 _AT_ONCE = f"""
-import os, sys
+import atexit, os, sys
 children = []
 for _ in range(4):
     child = os.fork()
     if not child:
         exec({_CHILD!r}, {{"__name__": "__main__"}})
+        atexit._run_exitfuncs()
         sys.stdout.flush()
         os._exit(0)
     children.append(child)
@@ -202,7 +203,7 @@ def _executor_is(build: Callable[[str], bytes], monkeypatch: pytest.MonkeyPatch)
     def made(name: str, text: str, cache: CodeCache) -> bytes:
         return cache.get_or_build(hashlib.sha256(name.encode()).hexdigest(), lambda: build(text))
 
-    monkeypatch.setattr(executor, "cached_object", made)
+    monkeypatch.setattr(executor, "drafted_object", made)
 
 
 @pytest.mark.spread(3)

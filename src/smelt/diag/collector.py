@@ -27,6 +27,7 @@ class _Postponed:
         self.lock = threading.Lock()
         self.users = 0
         self.before = gc.get_threshold()
+        self.begun_after = self.ended_after = 0
 
     @property
     def meanwhile(self) -> tuple[int, int, int]:
@@ -37,6 +38,7 @@ class _Postponed:
         with self.lock:
             self.users += 1
             if self.users == 1:
+                self.begun_after = _collections_of_new()
                 self.before = gc.get_threshold()
                 gc.set_threshold(*self.meanwhile)
 
@@ -44,6 +46,7 @@ class _Postponed:
         with self.lock:
             self.users -= 1
             if self.users == 0:
+                self.ended_after = _collections_of_new()
                 self.restore()
 
     def restore(self) -> None:
@@ -51,11 +54,23 @@ class _Postponed:
         if gc.get_threshold() == self.meanwhile:
             gc.set_threshold(*self.before)
 
+    @property
+    def youngest(self) -> int:
+        """The generation of what the last block has made: none was collected in it, or those that lived are older."""
+        with self.lock:
+            return 0 if not self.users and self.ended_after == self.begun_after else 1
+
     def in_child(self) -> None:
         self.lock = threading.Lock()
         if self.users:
             self.users = 0
             self.restore()
+
+
+def _collections_of_new() -> int:
+    """How often the newest objects of the process were collected."""
+    count: int = gc.get_stats()[0]["collections"]
+    return count
 
 
 _postponed = _Postponed()
@@ -68,10 +83,10 @@ def collect_young() -> None:
 
     Graphs, and the frames that an exception has passed, refer to themselves, and to tensors. A collection of all
     objects, which would find them, may not come for long; what a build has made is young, so that this one looks at
-    little else.
+    little else: most often at the newest objects alone.
     """
     if gc.isenabled():
-        gc.collect(1)
+        gc.collect(_postponed.youngest)
 
 
 @contextmanager

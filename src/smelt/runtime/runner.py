@@ -29,6 +29,7 @@ from smelt.runtime.encoding.table import BYTES_OFFSET, NUMBER_CODES, TYPE_OFFSET
 from smelt.runtime.failures import call_failed, escaped, layout_differs, step_failed
 from smelt.runtime.frames import Frame, PythonSteps, delete_all, handle_of
 from smelt.runtime.interpret import Interpreter, check_escapes
+from smelt.runtime.machine import drafts
 from smelt.runtime.machine.native import NativeEntry
 from smelt.runtime.machine.signals import fetched_error
 from smelt.runtime.plan import (
@@ -186,6 +187,7 @@ class NativeRunner:
         view[Cell.RUNS] += 1
         if self._looks_for_escapes and frame.memory is not None:
             check_escapes(self.plan, outputs, frame.memory)
+        drafts.begin()
         if self._output_order is not None:
             return [outputs[i] for i in self._output_order]
         return outputs

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import platform
 import sys
 from functools import lru_cache
 from importlib.metadata import version
 
+from smelt.runtime.machine import drafts
 from smelt.runtime.machine.cache import CodeCache
 from smelt.runtime.machine.cpu import cpu_fingerprint
 
@@ -29,6 +31,25 @@ def cached_object(name: str, text: str, cache: CodeCache) -> bytes:
     Raises: InternalError if the text is not valid.
     """
     return cache.get_or_build(_key(name, text), lambda: bytes(importlib.import_module(_EMIT).emit_object(text)))
+
+
+def drafted_object(name: str, text: str, cache: CodeCache) -> bytes:
+    """The same of a text without vectors; where the cache has none, a draft, which `drafts` replaces later.
+
+    Raises: InternalError if the text is not valid.
+    """
+    key = _key(name, text)
+    found = cache.get(key)
+    if found is None and platform.machine() in ("x86_64", "AMD64"):
+        emit = importlib.import_module(_EMIT)
+        found = _draft(text)
+        drafts.promise(found, lambda: cache.get_or_build(key, lambda: bytes(emit.emit_apart(text))))
+    return cached_object(name, text, cache) if found is None else found
+
+
+@lru_cache(maxsize=4)
+def _draft(text: str) -> bytes:
+    return bytes(importlib.import_module(_EMIT).emit_draft(text))
 
 
 def object_at_hand(name: str, text: str, cache: CodeCache) -> bytes | None:

@@ -46,7 +46,8 @@ from smelt.runtime.encoding.entry_table import (
 from smelt.runtime.encoding.table import BYTES_OFFSET
 from smelt.runtime.entering.entry_guards import Guards, native_guards
 from smelt.runtime.guarding.guards import GuardSet
-from smelt.runtime.machine.loader import LoadedCode, load_object, python_functions
+from smelt.runtime.machine import drafts
+from smelt.runtime.machine.loader import LoadedCode, python_functions
 from smelt.runtime.runner import entry_context
 
 NAME = "native entry"
@@ -277,7 +278,7 @@ def load_entry(machine_code: bytes, dispatcher: type, slow: Callable[..., Any]) 
     # The counter itself is the block's first word from now on.
     busy.share(block)
     try:
-        loaded = load_object(machine_code, {**python_functions(EXTERNALS), BLOCK_SYMBOL: ctypes.addressof(block)})
+        loaded = drafts.load(machine_code, {**python_functions(EXTERNALS), BLOCK_SYMBOL: ctypes.addressof(block)})
         return EntryCode(loaded, block, layout, (dispatcher, slow))
     except (SmeltError, OSError):
         return None

@@ -61,13 +61,29 @@ def python_functions(names: Iterable[str]) -> dict[str, int]:
 
 
 class LoadedCode:
-    """Machine code in memory; lives as long as this object does. `address(name)` finds its functions."""
+    """Machine code in memory; lives as long as this object does. `address(name)` finds its functions.
 
-    __slots__ = ("__weakref__", "_memory", "_symbols")
+    targets: of code that can be replaced, where each function's address is read by the jump that is called for it.
+    """
 
-    def __init__(self, memory: mmap.mmap, symbols: dict[str, int]) -> None:
+    __slots__ = ("__weakref__", "_memory", "_next", "_symbols", "_targets")
+
+    def __init__(self, memory: mmap.mmap, symbols: dict[str, int], targets: Mapping[str, int] | None = None) -> None:
         self._memory = memory
         self._symbols = symbols
+        self._targets = targets or {}
+        self._next: LoadedCode | None = None
+
+    def replace(self, by: LoadedCode) -> None:
+        """Have calls of this code's functions, from now on, go to those of other code, which lives as long.
+
+        A call that has begun ends in the code where it began.
+        Raises: PackageError (S0402) if the other code lacks a function.
+        """
+        addresses = {target: by.address(name) for name, target in self._targets.items()}
+        self._next = by
+        for target, address in addresses.items():
+            ctypes.c_int64.from_address(target).value = address  # one aligned word, so a call sees the old or the new
 
     def address(self, name: str) -> int:
         """Address of a defined symbol.
@@ -80,16 +96,19 @@ class LoadedCode:
             raise _bad(f"it does not define {name!r}") from None
 
 
-def load_object(data: bytes, externals: Mapping[str, int] | None = None) -> LoadedCode:
+def load_object(data: bytes, externals: Mapping[str, int] | None = None, *, replaceable: bool = False) -> LoadedCode:
     """Map the object's sections, bind `externals` by name, apply its relocations, and make it executable.
 
+    replaceable: functions are called through jumps, so that other code can take their place.
     Raises: PackageError (S0402) for garbled bytes, another CPU, an unknown relocation or a symbol without an address;
         OSError if the system grants no executable memory.
     """
-    return load_parsed(parse_object(data), externals)
+    return load_parsed(parse_object(data), externals, replaceable=replaceable)
 
 
-def load_parsed(parsed: ObjectFile, externals: Mapping[str, int] | None = None) -> LoadedCode:
+def load_parsed(
+    parsed: ObjectFile, externals: Mapping[str, int] | None = None, *, replaceable: bool = False
+) -> LoadedCode:
     """`load_object` for an object that has been read already. Raises: as `load_object`."""
     machine = host_machine()
     if machine is None or parsed.machine != machine:
@@ -100,8 +119,11 @@ def load_parsed(parsed: ObjectFile, externals: Mapping[str, int] | None = None) 
     offsets: dict[int, int] = {}
     end = _place(code, 0, offsets)
     stubs_at = _align(end, 16)
-    data_at = _align(stubs_at + _STUB_SIZE * len(resolved), mmap.PAGESIZE)
-    nbytes = _align(_place(rest, data_at, offsets), mmap.PAGESIZE) or mmap.PAGESIZE
+    functions = [s for s in parsed.symbols if s.name and s.section in offsets] if replaceable else []
+    jumps_at = stubs_at + _STUB_SIZE * len(resolved)
+    data_at = _align(jumps_at + _STUB_SIZE * len(functions), mmap.PAGESIZE)
+    targets_at = _align(_place(rest, data_at, offsets), 8)
+    nbytes = _align(targets_at + 8 * len(functions), mmap.PAGESIZE) or mmap.PAGESIZE
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     for section in parsed.sections:
@@ -114,11 +136,24 @@ def load_parsed(parsed: ObjectFile, externals: Mapping[str, int] | None = None) 
     linker = _Linker(memory, base, offsets, parsed, resolved, stubs)
     for relocation in parsed.relocations:
         linker.apply(relocation)
+    defined = {s.name: base + offsets[s.section] + s.value for s in parsed.symbols if s.name and s.section in offsets}
+    targets = {}
+    for i, symbol in enumerate(functions):
+        at, target = jumps_at + i * _STUB_SIZE, targets_at + 8 * i
+        memory[at : at + 8] = _jump(machine, target - at)
+        memory[target : target + 8] = struct.pack("<Q", defined[symbol.name])
+        defined[symbol.name], targets[symbol.name] = base + at, base + target
     _protect(base, data_at or nbytes, mmap.PROT_READ | mmap.PROT_EXEC)
     if machine == MACHINE_AARCH64:
         _clear_instruction_cache(base, base + data_at)
-    defined = {s.name: base + offsets[s.section] + s.value for s in parsed.symbols if s.name and s.section in offsets}
-    return LoadedCode(memory, defined)
+    return LoadedCode(memory, defined, targets)
+
+
+def _jump(machine: int, distance: int) -> bytes:
+    """Eight bytes that jump to the address that lies so many bytes behind them."""
+    if machine == MACHINE_X86_64:
+        return bytes.fromhex("ff25") + struct.pack("<i", distance - 6) + b"\x90\x90"  # jmp [rip+..]
+    return struct.pack("<II", 0x58000010 | distance // 4 << 5, 0xD61F0200)  # ldr x16, ..; br x16
 
 
 def _align(value: int, to: int) -> int:

@@ -11,7 +11,8 @@ from functools import cache
 from smelt.diag import SmeltError, SmeltWarning
 from smelt.diag.records import record
 from smelt.runtime.encoding.table import ENTER_SYMBOL, ENTRY_SYMBOL, GIVE_SYMBOL, HEADER_WORDS, Cell, Op, Status
-from smelt.runtime.machine.loader import LoadedCode, host_machine, load_object
+from smelt.runtime.machine import drafts
+from smelt.runtime.machine.loader import LoadedCode, host_machine
 
 _PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
 _GIVE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
@@ -52,7 +53,7 @@ def native_entry(machine_code: bytes) -> NativeEntry | None:
     if host_machine() is None:
         return None
     try:
-        loaded = load_object(machine_code)
+        loaded = drafts.load(machine_code)
         give = _GIVE(loaded.address(GIVE_SYMBOL))
         method = MethodDef(b"run", loaded.address(ENTER_SYMBOL), _METH_FASTCALL, None)
         entry = NativeEntry(_PROTOTYPE(loaded.address(ENTRY_SYMBOL)), give, method, loaded)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from smelt.codegen.llvm.cached import cached_object
+from smelt.codegen.llvm.cached import drafted_object
 from smelt.codegen.llvm.walkers.entry_call_ir import entry_module_text
 from smelt.runtime.machine.cache import CodeCache
 
@@ -16,4 +16,4 @@ def entry_object(cache: CodeCache) -> bytes:
 
     Raises: InternalError if the emitted text is not valid.
     """
-    return cached_object("entry", _text(), cache)
+    return drafted_object("entry", _text(), cache)

@@ -8,7 +8,7 @@ import platform
 from functools import lru_cache
 from importlib.metadata import version
 
-from smelt.codegen.llvm.cached import cached_object
+from smelt.codegen.llvm.cached import drafted_object
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.profiler import profiler_at_hand, profiler_text
 from smelt.codegen.llvm.walkers.entry_ir import entry_text
@@ -39,6 +39,6 @@ def executor_object(cache: CodeCache, *, profile: bool = False) -> bytes:
 
     Raises: InternalError if the emitted text is not valid.
     """
-    made = cached_object("executor", _text(profile), cache)
+    made = drafted_object("executor", _text(profile), cache)
     profiler_at_hand(cache)  # made now, if LLVM is here for the executor: recordings of later processes find it
     return made
