@@ -71,3 +71,9 @@ def tf32_flags() -> tuple[bool, bool]:
     read = [builtin(f"_get_{name}_allow_tf32") for name in ("cublas", "cudnn")]
     products, convolutions = (function is not None and bool(function()) for function in read)
     return products, convolutions
+
+
+def finish() -> None:
+    """Wait for all that this process's GPU still does, if it uses one: a call returns before that is done."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()

@@ -47,4 +47,20 @@ class Parallel:
     iterations: int | None = None
 
 
-LoopStep: TypeAlias = Tile | Vectorize | Unroll | Parallel
+@record
+class Warps:
+    """On a GPU: how many warps of 32 threads a program has, a power of two up to 32."""
+
+    kernel: int
+    count: int
+
+
+@record
+class Stages:
+    """On a GPU: how many blocks are under way at once in a program's loop, 1 to 8."""
+
+    kernel: int
+    count: int
+
+
+LoopStep: TypeAlias = Tile | Vectorize | Unroll | Parallel | Warps | Stages

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from smelt.diag.errors import SmeltError
-from smelt.diag.loops import LoopStep, Parallel, Tile, Unroll, Vectorize
+from smelt.diag.loops import LoopStep, Parallel, Stages, Tile, Unroll, Vectorize, Warps
 from smelt.diag.records import record
 
 Numerics = Literal["default", "fast", "eager-library"]
 Products = Literal["default", "bf16", "int8", "int4"]
 _NAME_LISTS = ("skip", "enable")
 _COUNTS = ("stop_after", "cache_limit_mb")
-_LOOP_STEPS = (Tile, Vectorize, Unroll, Parallel)
+_LOOP_STEPS = (Tile, Vectorize, Unroll, Parallel, Warps, Stages)
 _ALLOWED = {
     "numerics": "one of default, fast, eager-library",
     "skip": "a list of names",

@@ -7,7 +7,7 @@ from typing import Literal, overload
 from smelt.diag import ScheduleError
 from smelt.scheduling.graphs.fusing import Fuse, FuseHorizontal
 from smelt.scheduling.graphs.graph_steps import CheckpointPart, Compile, DecomposePart, Inline, Outline, PrintPart
-from smelt.scheduling.graphs.kernel_steps import ParallelLoop, TileLoop, UnrollLoop, VectorizeLoop
+from smelt.scheduling.graphs.kernel_steps import ParallelLoop, SetStages, SetWarps, TileLoop, UnrollLoop, VectorizeLoop
 from smelt.scheduling.modules.module_steps import Annotate, Checkpoint, Decompose, ForkRng, Layout, PrintAt
 from smelt.scheduling.modules.module_steps_precision import Precision
 from smelt.scheduling.modules.module_steps_quantize import Quantize
@@ -43,6 +43,8 @@ PRIMITIVES: tuple[type[Primitive], ...] = (
     VectorizeLoop,
     UnrollLoop,
     ParallelLoop,
+    SetWarps,
+    SetStages,
     ShardTensor,
     SyncValue,
     DataParallel,

@@ -13,6 +13,7 @@ loaded before it stores.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from smelt.codegen.kernels.graph import Graph, StoreValue, Value, operand_dtype
@@ -20,6 +21,7 @@ from smelt.codegen.kernels.nest import Load, Nest, Op, Reduce
 from smelt.codegen.kernels.operations import DTYPES
 from smelt.codegen.kernels.simplify import simplify_nest
 from smelt.codegen.triton.contraction import Tile, contraction
+from smelt.codegen.triton.directed import directed
 from smelt.codegen.triton.dot import Dots
 from smelt.codegen.triton.frame import Frame
 from smelt.codegen.triton.helpers import HEADER, functions
@@ -29,6 +31,7 @@ from smelt.codegen.triton.reduce import Reducer
 from smelt.codegen.triton.values import Values
 from smelt.codegen.triton.vmath import is_supported, pointer_type
 from smelt.diag import InternalError
+from smelt.diag.loops import LoopStep
 from smelt.ir import DType
 from smelt.ir.sizes import MARK, ceil_div
 
@@ -49,19 +52,21 @@ def emit_triton(
     is_aligned: bool = True,
     tile: Tile | None = None,
     has_tf32: bool = False,
+    steps: Sequence[LoopStep] = (),
 ) -> TritonKernel:
     """A nest's kernel. form, r, b: the form and its block sizes, chosen where they are None and 0. tile: those of a
     product. has_tf32: products of f32 may round their operands to 10 bits of mantissa, as torch's flag allows.
+    steps: of a schedule, on its loops (`directed`), in the place of a form and its blocks.
 
     is_aligned: every buffer's address is a multiple of 16. Raises: InternalError if the nest holds something that
-    `unsupported` names, or has not this form.
+    `unsupported` names, or has not this form; ScheduleError (S0614) for a step that does not fit.
     """
     nest = simplify_nest(nest)
     graph = Graph(nest)
     reason = _obstacle(graph)
     if reason is not None:
         raise InternalError(f"a nest cannot be emitted: {reason}", notes=(str(nest),))
-    layout = choose(graph, form, r, b)
+    layout = directed(graph, steps) if steps else choose(graph, form, r, b)
     if not fits(graph, layout.form):
         raise InternalError(f"a nest cannot be emitted in the form {layout.form}", notes=(str(nest),))
     if tile is not None and layout.form == "dot":

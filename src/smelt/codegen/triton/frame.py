@@ -115,6 +115,9 @@ class Frame:
     def close(self, head: str) -> None:
         """Put the open loop behind the lines so far."""
         assert self.text.loop is not None
+        if self.layout.unroll > 1:
+            bounds = head.removesuffix("):").replace("in range(", "in tl.range(")
+            head = f"{bounds}, loop_unroll_factor={self.layout.unroll}):"
         self.text.lines += [head, *(f"    {line}" for line in self.text.loop)]
         self.text.loop = None
 

@@ -44,7 +44,7 @@ class Layout:
 
     grid: outer loops of which a program has one step. across: those of its first axis, R points at a time, and along:
     those of its second, B at a time; no axis where there are none. An inner loop that is on no axis runs one by one.
-    k: inner points of a product's block, and stages: how many blocks are loaded ahead.
+    k: inner points of a product's block, and stages: blocks that are loaded ahead. unroll: bodies of its loop in a row.
     """
 
     form: Form
@@ -56,6 +56,7 @@ class Layout:
     warps: int
     k: int = 1
     stages: int = 3
+    unroll: int = 1
 
     @property
     def is_looped(self) -> bool:

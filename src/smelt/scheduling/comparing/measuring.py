@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from smelt._torch import gpu
+
 ROUNDS = 9
 _LEAST_S = 2e-3
 _MOST = 64
@@ -19,8 +21,10 @@ def seconds(ways: Sequence[Callable[[], Any]]) -> list[float]:
         counts = []
         for way in ways:
             way()  # compiles, and fills caches
+            gpu.finish()
             start = time.perf_counter()
             way()
+            gpu.finish()
             counts.append(max(1, min(_MOST, int(_LEAST_S / max(time.perf_counter() - start, 1e-7)))))
         best = [float("inf")] * len(ways)
         for _ in range(ROUNDS):
@@ -28,5 +32,6 @@ def seconds(ways: Sequence[Callable[[], Any]]) -> list[float]:
                 start = time.perf_counter()
                 for _ in range(count):
                     way()
+                gpu.finish()
                 best[i] = min(best[i], (time.perf_counter() - start) / count)
     return best

@@ -1,11 +1,12 @@
-"""Steps on the loops of a kernel that `fuse` made: `tile`, `vectorize`, `unroll`, `parallel`.
+"""Steps on the loops of a kernel of `fuse`: `tile`, `vectorize`, `unroll`, `parallel`; on a GPU `warps`, `stages`.
 
     for i0 < 64, i1 < 256                 for i0 < 64 in tiles of 16, parallel
                                ==>          for i1 < 256 in tiles of 32
                                               for i0 in its tile, for i1 in its tile, in vectors of 8
 
-Each is checked against the kernel's loops (`codegen.llvm.nests.nest_directed`) for the example inputs. Where a call is
-of other sizes, so that a step does not fit its kernel, the kernel runs without steps on its loops, with a warning.
+Each is checked against the kernel's loops (`codegen.llvm.nests.nest_directed`, `codegen.triton.directed`) for the
+example inputs. Where a call is of other sizes, so that a step does not fit its kernel, the kernel runs without steps on
+its loops, with a warning.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from smelt.diag import ScheduleError
-from smelt.diag.loops import LoopStep, Parallel, Tile, Unroll, Vectorize
+from smelt.diag.loops import LoopStep, Parallel, Stages, Tile, Unroll, Vectorize, Warps
 from smelt.scheduling.draft import Draft, Selected
 from smelt.scheduling.finding.match import Match
 from smelt.scheduling.graphs.editing import Editor, GraphStep
@@ -36,17 +37,19 @@ class KernelPrimitive(Primitive):
     def apply(self, draft: Draft, at: Selected, **arguments: Any) -> None:
         """Check the step for each of the kernels, then take it on the graphs that they are in."""
         given = dict(arguments)
-        kernel, loop = given.pop("kernel"), given.pop("loop")
+        kernel, loop = given.pop("kernel"), given.pop("loop", None)
+        on = () if loop is None else (loop,)
         kernels = named(draft.root, draft.scheduled, draft.scope, [at.path], kernel)
         for path in dict.fromkeys(found.path for found in kernels):
             here = [found for found in kernels if found.path == path]
             _check_one_each(kernel, here)
-            wanted = {found.region: type(self).make(found.number, loop, **given) for found in here}
+            wanted = {found.region: type(self).make(found.number, *on, **given) for found in here}
             for found in here:
                 found.check(wanted[found.region])
             draft.take_on_graph(path, GraphStep(self.name, _take, None, {"wanted": wanted}, self.keeps_meaning))
             amount = "".join(f" {value}" for value in given.values() if value is not None)
-            draft.note(path, f"{self.name} of {', '.join(found.name for found in here)}: {loop}{amount}")
+            what = f"{loop or ''}{amount}".strip()
+            draft.note(path, f"{self.name} of {', '.join(found.name for found in here)}: {what}")
 
 
 def _take(editor: Editor, matches: Sequence[Match], wanted: Mapping[str, LoopStep]) -> None:
@@ -90,6 +93,18 @@ class ParallelLoop(KernelPrimitive):
     """The loop that is spread over threads."""
 
     name, make = "parallel", Parallel
+
+
+class SetWarps(KernelPrimitive):
+    """Warps of a program."""
+
+    name, make = "warps", Warps
+
+
+class SetStages(KernelPrimitive):
+    """Blocks under way at once."""
+
+    name, make = "stages", Stages
 
 
 class KernelSteps(Steps):
@@ -152,7 +167,27 @@ class KernelSteps(Steps):
         """
         return self._on_kernel("parallel", kernel, loop, iterations=iterations)
 
-    def _on_kernel(self, primitive: str, kernel: Kernel | str, loop: str, **amount: int | None) -> Self:
+    def warps(self, kernel: Kernel | str, count: int) -> Self:
+        """Give each program of a kernel on a GPU so many warps of 32 threads.
+
+        before:  64 programs of 4 warps               after:  64 programs of 8 warps
+        A power of two, up to 32. More threads share a block, so that each has fewer elements and registers. Elsewhere
+        called: num_warps (Triton), bind (TVM).
+        Raises: ScheduleError (S0614) for a kernel that there is not, another number, and a kernel for a CPU.
+        """
+        return self._on_kernel("warps", kernel, None, count=count)
+
+    def stages(self, kernel: Kernel | str, count: int) -> Self:
+        """Load so many blocks ahead in the loop of a kernel on a GPU.
+
+        before:  a block is loaded, then multiplied   after:  while one is multiplied, the next ones are loaded
+        1 to 8; each takes shared memory. Elsewhere called: num_stages (Triton), software pipelining (TVM).
+        Raises: ScheduleError (S0614) for a kernel that there is not, or that has no loop, another number, and a kernel
+            for a CPU.
+        """
+        return self._on_kernel("stages", kernel, None, count=count)
+
+    def _on_kernel(self, primitive: str, kernel: Kernel | str, loop: str | None, **amount: int | None) -> Self:
         name = kernel.name if isinstance(kernel, Kernel) else kernel
         if isinstance(name, Match):
             raise ScheduleError(
@@ -167,4 +202,4 @@ class KernelSteps(Steps):
                 why="a loop belongs to a kernel that fuse made", code="S0607",
                 fix=f's.fuse(match, name="mine", keep=True), then s.{primitive}("mine", "i0", ...)',
             )  # fmt: skip
-        return self.take(primitive, {"kernel": name, "loop": loop, **amount})
+        return self.take(primitive, {"kernel": name, **({} if loop is None else {"loop": loop}), **amount})

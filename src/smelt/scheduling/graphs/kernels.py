@@ -20,10 +20,12 @@ from smelt.codegen.kernels.nest import Nest, loop_name
 from smelt.codegen.llvm.isa import Isa, host_isa
 from smelt.codegen.llvm.nests.nest_ir import EmittedKernel, emit_nests, loops_text, simplify_nest
 from smelt.codegen.llvm.objects import assembly_of
+from smelt.codegen.triton.emit import emit_triton
+from smelt.codegen.triton.kernel import TritonKernel
 from smelt.compiler import Compiled
 from smelt.diag import ScheduleError
 from smelt.diag.loops import LoopStep
-from smelt.ir import Type, is_under
+from smelt.ir import TensorType, Type, is_under
 from smelt.scheduling.graphs.regions import NativeRegion
 from smelt.scheduling.graphs.running import CALL
 from smelt.scheduling.graphs.scope_graphs import ScopeGraph
@@ -36,7 +38,7 @@ class Kernel:
     """A loop nest of a fused region, with the steps taken on its loops.
 
     name: as steps take it. path: of the module whose graph the region is in. region, number: the region, and which of
-    its nests this is. steps: all of the region.
+    its nests this is. steps: all of the region. isa: what its machine code is for; None on a GPU.
     """
 
     name: str
@@ -45,7 +47,7 @@ class Kernel:
     number: int
     nest: Nest
     steps: tuple[LoopStep, ...]
-    isa: Isa
+    isa: Isa | None
 
     @property
     def loops(self) -> dict[str, int]:
@@ -60,35 +62,53 @@ class Kernel:
 
     @property
     def listing(self) -> str:
-        """Its loops as they run."""
-        return loops_text(self.nest, self.isa, self.own)
+        """Its loops as they run; of a GPU its Triton source."""
+        return str(self.triton) if self.isa is None else loops_text(self.nest, self.isa, self.own)
 
     @property
     def items(self) -> int:
-        """The pieces of work that threads take."""
-        return self._made.items
+        """The pieces of work that threads take; of a GPU its programs."""
+        return self.triton.programs if self.isa is None else self._made.items
+
+    @property
+    def triton(self) -> TritonKernel:
+        """The kernel that a GPU runs with these steps."""
+        return emit_triton(self.nest, steps=self.own)
 
     @property
     def llvm(self) -> str:
-        """Its LLVM text."""
+        """Its LLVM text. Raises: ScheduleError (S0614) of a kernel for a GPU."""
         return self._made.source.text
 
     @property
     def assembly(self) -> str:
-        """Its assembly for this machine, within the limit of SMELT_ISA."""
-        return assembly_of(self.llvm, self.isa)
+        """Its assembly for this machine, within the limit of SMELT_ISA. Raises: as `llvm`."""
+        return assembly_of(self.llvm, self._isa)
 
     @property
     def _made(self) -> EmittedKernel:
-        return emit_nests(self.nest, self.isa, self.own)[0]
+        return emit_nests(self.nest, self._isa, self.own)[0]
+
+    @property
+    def _isa(self) -> Isa:
+        if self.isa is None:
+            raise ScheduleError(
+                f"{self.name} has no code for a CPU", why="its tensors are on a GPU", code="S0614",
+                fix="print its `triton`; `smelt show --ptx` and `--sass` show what it is compiled to",
+            )  # fmt: skip
+        return self.isa
 
     def check(self, step: LoopStep) -> None:
         """Whether one more step can be taken. Raises: ScheduleError (S0614)."""
-        loops_text(self.nest, self.isa, (*self.own, step))
+        if self.isa is None:
+            emit_triton(self.nest, steps=(*self.own, step))
+        else:
+            loops_text(self.nest, self.isa, (*self.own, step))
 
     def __str__(self) -> str:
         where = f" of {self.path}" if self.path else ""
-        return f"; kernel {self.name}{where}, {self.items} work item{'s' * (self.items != 1)}\n{self.listing}"
+        work = "program" if self.isa is None else "work item"
+        return f"; kernel {self.name}{where}, {self.items} {work}{'s' * (self.items != 1)}\n{self.listing}"
 
 
 class Kernels(tuple[Kernel, ...]):
@@ -186,8 +206,10 @@ def _nests(asked: _Asked) -> tuple[Nest | None, ...]:
 
 def _kernels(path: str, region: str, native: NativeRegion, types: Sequence[Type], isa: Isa) -> list[Kernel]:
     nests = _nests(_Asked(native.key, tuple(types), isa, native))
+    is_on_gpu = any(isinstance(t, TensorType) and t.device.startswith("cuda") for t in types)
+    own = None if is_on_gpu else isa
     return [
-        Kernel(region if len(nests) == 1 else f"{region}.{n}", path, region, n, nest, native.loops, isa)
+        Kernel(region if len(nests) == 1 else f"{region}.{n}", path, region, n, nest, native.loops, own)
         for n, nest in enumerate(nests)
         if nest is not None
     ]

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from smelt._torch import gpu
 from smelt.compiler.copies import copies_of
 from smelt.scheduling.comparing.compare import items
 from smelt.scheduling.comparing.compare_runs import Arguments
@@ -39,8 +40,10 @@ def medians(ways: Sequence[Callable[[], Any]], rounds: int, clock: Clock, deadli
     counts = []
     for way in ways:
         way()  # compiles, and fills caches
+        gpu.finish()
         start = clock()
         way()
+        gpu.finish()
         counts.append(max(1, min(_MOST, int(_LEAST_S / max(clock() - start, 1e-7)))))
     found: list[list[float]] = [[] for _ in ways]
     for done in range(rounds):
@@ -51,6 +54,7 @@ def medians(ways: Sequence[Callable[[], Any]], rounds: int, clock: Clock, deadli
             start = clock()
             for _ in range(counts[i]):
                 ways[i]()
+            gpu.finish()
             found[i].append((clock() - start) / counts[i])
     return [
         Times(

@@ -35,7 +35,7 @@ from smelt.codegen.llvm.nests.nest_schedule import (
     traits,
 )
 from smelt.diag import ScheduleError
-from smelt.diag.loops import LoopStep, Parallel, Tile, Unroll, Vectorize
+from smelt.diag.loops import LoopStep, Parallel, Stages, Tile, Unroll, Vectorize, Warps
 
 MOST_BODIES = 64
 """Bodies of loops in a row, all steps together: beyond, the text is too long to be read, compiled and cached."""
@@ -57,6 +57,11 @@ def directed(graph: Graph, isa: Isa, steps: Sequence[LoopStep]) -> Schedule:
                 wanted.unroll(wanted.loop(name), times)
             case Parallel(loop=name, iterations=turns):
                 wanted.parallel(wanted.loop(name), turns)
+            case Warps() | Stages():
+                raise _refused(
+                    "a kernel for a CPU has no warps, and loads nothing ahead", "programs of a GPU do",
+                    "use this step for a model whose tensors are on a GPU",
+                )  # fmt: skip
         schedule = wanted.schedule()
     return schedule if steps else wanted.schedule()
 

@@ -125,7 +125,8 @@ def lower_on_gpu(
     memory = MemoryReport(made.arena_nbytes, made.arena_nbytes, 0, ctx.statics.folded_nbytes, made.arena_nbytes)
     stages = (*ready.stages, ("lower for the GPU", round((perf_counter() - start) * 1000, 3)))
     choices = () if made.chooser is None else made.chooser.reports()
-    report = Report(nodes, choices, memory, stages, tuple(made.kernels), made.texts)
+    nests = tuple(kernel.nest for one in made.launched for kernel in one.program.kernels)
+    report = Report(nodes, choices, memory, stages, tuple(made.kernels), made.texts, nests=nests)
     return Lowered(plan, outputs, mutations(ctx), ctx.handles, ctx.statics.baked, report, fills=ctx.fills)
 
 
@@ -173,7 +174,8 @@ class _Body:
         while attempt < _TRIES:
             if self.chooser is not None:
                 self.chooser.begin()
-            made, refused = [], set[Node]()
+            made: list[_Launched] = []
+            refused = set[Node]()
             found = pieces(ctx.graph, self.device, left_out, ctx.statics)
             units = [piece.nodes for piece in found]
             self.order = schedule(ctx.graph, self.facts, units)
@@ -183,8 +185,11 @@ class _Body:
                 piece, written = self._written(divided)
                 one = on_cpu(piece.graph(ctx.graph, name))
                 plan = partial(gpu_program, one, tf32=self.tf32, processors=self.processors, written=written)
-                program = plan(chooser=self.chooser)
-                made.append(_Launched(piece, name, program, partial(plan, is_aligned=False)))
+                # Numbered on from launch to launch.
+                before = sum(len(one.program.kernels) for one in made)
+                steps = tuple(replace(s, kernel=s.kernel - before) for s in ctx.options.loops if s.kernel >= before)
+                program = plan(chooser=self.chooser, steps=steps)
+                made.append(_Launched(piece, name, program, partial(plan, is_aligned=False, steps=steps)))
                 refused |= self._refused(piece, program)
             if self.chooser is not None and measured < _MEASURED and self.chooser.measure():
                 measured += 1

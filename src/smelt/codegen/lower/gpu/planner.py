@@ -8,6 +8,7 @@ refused, with the reason: a program that has one does not run on a GPU yet, but 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -37,6 +38,8 @@ from smelt.codegen.triton.contraction import Tile
 from smelt.codegen.triton.emit import emit_triton, unsupported
 from smelt.codegen.triton.kernel import TritonKernel
 from smelt.codegen.triton.random import H200, Processors, draw_kernel
+from smelt.diag import ScheduleError, SmeltWarning, user_level
+from smelt.diag.loops import LoopStep
 from smelt.ir import STATE_OPS, DType, Graph, Node, TensorType, Value, print_node
 from smelt.ops.python.python_numbers import FITS
 from smelt.runtime.cuda.plan import CudaDraws, CudaMemory
@@ -59,14 +62,16 @@ def gpu_program(
     processors: Processors = H200,
     written: Mapping[int, int] = MappingProxyType({}),
     chooser: Chooser | None = None,
+    steps: Sequence[LoopStep] = (),
 ) -> GpuProgram:
     """The kernels of an optimized graph whose sizes are known. processors: those of the device, for random numbers.
 
     is_aligned: every address is a multiple of 16, as those of whole tensors are; kernels for others load less at once.
     written: outputs by number that may be computed in the memory of an input, which nothing outside reads any more.
-    chooser: says how products and attention are computed; where it is None, the rule does.
+    chooser: says how products and attention are computed; where it is None, the rule does. steps: of a schedule, by the
+    kernels' numbers; one that does not fit its kernel is left out, with a warning.
     """
-    planner = _Planner(graph, is_aligned, tf32, processors, chooser)
+    planner = _Planner(graph, is_aligned, tf32, processors, chooser, steps)
     planner.homes = {graph.outputs[n]: graph.inputs[k] for n, k in written.items()}  # type: ignore[misc]
     return planner.run()
 
@@ -93,6 +98,7 @@ class _Planner:
     tf32: Tf32
     processors: Processors
     chooser: Chooser | None = None
+    steps: Sequence[LoopStep] = ()
     # How far the draws so far move the generator, and the memory of its seed and offset.
     drawn: int = 0
     generator: int | None = None
@@ -313,7 +319,7 @@ class _Planner:
             for stage in parts:
                 if (why := unsupported(stage.nest)) is not None:
                     raise Unfusible(why)
-        if self.chooser is None or not isinstance(one, Unit) or not one.products:
+        if self.chooser is None or self.steps or not isinstance(one, Unit) or not one.products:
             return BY_RULE
 
         def launches(way: Way) -> list[Launched]:
@@ -353,14 +359,25 @@ class _Planner:
         spare: dict[Hashable, int] = {}
         for stage in parts:
             buffers = tuple(self._buffer(stage, number, built, spare) for number in stage.buffers)
-            kernel = self._kernel(one, stage, tile)
+            own = tuple(step for step in self.steps if step.kernel == len(self.kernels))
+            kernel = self._directed(one, stage, own) if own else self._kernel(one, stage, tile)
             for number in buffers:
                 self.blocks[number].last = len(self.kernels)
             self.kernels.append(GpuKernel.of(stage.nest, kernel, buffers, tuple(one.nodes)))
 
-    def _kernel(self, one: Group | Unit, stage: Stage, tile: Tile | None) -> TritonKernel:
+    def _directed(self, one: Group | Unit, stage: Stage, steps: Sequence[LoopStep]) -> TritonKernel:
+        try:
+            return self._kernel(one, stage, None, steps)
+        except ScheduleError as error:
+            text = f"a kernel runs without the steps on its loops: {error.what}, since {error.why}"
+            warnings.warn(text, SmeltWarning, stacklevel=user_level())
+            return self._kernel(one, stage, None)
+
+    def _kernel(
+        self, one: Group | Unit, stage: Stage, tile: Tile | None, steps: Sequence[LoopStep] = ()
+    ) -> TritonKernel:
         has_tf32 = isinstance(one, Unit) and (self.tf32.convolutions if one.convolves else self.tf32.matrices)
-        return emit_triton(stage.nest, is_aligned=self.is_aligned, has_tf32=has_tf32, tile=tile)
+        return emit_triton(stage.nest, is_aligned=self.is_aligned, has_tf32=has_tf32, tile=tile, steps=steps)
 
     def _buffer(self, stage: Stage, number: int, built: Built, spare: dict[Hashable, int]) -> int:
         """The memory of a stage's buffer: the whole nest's, or that of partial results."""
