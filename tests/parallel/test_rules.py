@@ -15,7 +15,8 @@ from torch.nn import functional as F
 import smelt
 from smelt.ir import Graph, TensorType, Value
 from smelt.ops.catalogue import CATALOGUE, record_of
-from smelt.ops.catalogue.sharding import FORMS, RULES
+from smelt.ops.catalogue.sharding import RULES
+from smelt.ops.catalogue.sharding.forms import FORMS
 from smelt.ops.catalogue.sharding.pointwise import is_by_elements
 from smelt.ops.ranks.placements import Replicate, Shard, evenly
 from tests.autodiff.gradient_harness import graph_of, in_f64, with_tensors

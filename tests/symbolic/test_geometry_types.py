@@ -27,7 +27,7 @@ _UNTOLD = ("aten.nonzero.default", "aten.masked_select.default")
 # Of these the types of some samples are told with the sizes at hand only.
 _PARTLY = frozenset((
     "aten.reshape.default", "aten.reshape_as.default", "aten.split.Tensor", "aten.chunk.default", "aten.unbind.int",
-    "aten.conv1d.default", "aten.conv1d.padding", "aten._grouped_mm.default", "aten.layer_norm.default",
+    "aten.conv1d.default", "aten._grouped_mm.default", "aten.layer_norm.default",
     "aten.scaled_dot_product_attention.default", "aten.rms_norm.default", "aten.group_norm.default", "aten.lstm.input",
     "aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input", "aten.lstm_cell.default", "aten.gru_cell.default",
     "aten._pack_padded_sequence.default", "aten._pad_packed_sequence.default",

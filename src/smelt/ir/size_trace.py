@@ -41,6 +41,10 @@ class SizeLeak(Exception):
     """Something asked for the number behind a size that is known at run time only."""
 
 
+class UndecidedError(Exception):
+    """A comparison has no answer that holds at all sizes, and none may be assumed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Range:
     """What a symbol may be: low to high, both within; no bound above where `high` is None."""
@@ -136,6 +140,7 @@ class Trace:
     symbols: dict[str, Any] = field(default_factory=dict)
     is_open: bool = True
     blind_depth: int = 0
+    is_fixed: bool = False
     call_ids: dict[Any, int] = field(default_factory=dict)
     _ids: dict[Any, int] = field(default_factory=dict)
     _texts: dict[Any, str] = field(default_factory=dict)
@@ -279,6 +284,7 @@ class Trace:
         decided = self.decide(operator, difference)
         if decided is not None:
             return decided
+        self._check_free(operator)
         outcome = value < 0 if operator == "<" else value <= 0 if operator == "<=" else value == 0
         if self.blind_depth:
             return bool(self.decision(f"{self.text(difference)} {operator} 0", outcome))
@@ -291,6 +297,19 @@ class Trace:
                 difference = terms.add(terms.constant(1), difference, -1)
             self._guard("<=", difference)
         return outcome
+
+    @contextmanager
+    def without_guards(self) -> Iterator[None]:
+        """Comparisons in the block that the ranges do not decide raise UndecidedError, and leave no guard."""
+        before, self.is_fixed = self.is_fixed, True
+        try:
+            yield
+        finally:
+            self.is_fixed = before
+
+    def _check_free(self, operator: str) -> None:
+        if self.is_fixed:
+            raise UndecidedError(operator)
 
     def decide(self, operator: Literal["<", "<=", "=="], p: Poly) -> bool | None:
         """How `p` compares to 0 at all sizes in range; None where that differs."""
@@ -342,6 +361,7 @@ class Trace:
         self, operator: Literal["<", "<=", "=="], left: FloatExpr, right: FloatExpr, outcome: bool
     ) -> bool:
         """The same for floats, which have no normal form."""
+        self._check_free(operator)
         text = f"{self.float_text(left)} {operator} {self.float_text(right)}"
         if self.blind_depth:
             return bool(self.decision(text, outcome))

@@ -42,12 +42,12 @@ from smelt.ir import size_terms as terms
 from smelt.ir.size_calls import call_late, filled, stripped
 from smelt.ir.size_evaluation import Evaluation
 from smelt.ir.size_numbers import MARK, Size, SizeFloat
-from smelt.ir.size_trace import INFINITY, Bounds, Guard, Range, SizeLeak, Symbol, Trace, evaluating
+from smelt.ir.size_trace import INFINITY, Bounds, Guard, Range, SizeLeak, Symbol, Trace, UndecidedError, evaluating
 
 __all__ = [
-    "MARK", "Evaluation", "Guard", "Range", "Size", "SizeFloat", "SizeLeak", "Trace", "blind", "ceil_div", "chosen",
-    "current_trace", "equals", "evaluating", "expression", "is_less", "is_one", "is_symbolic", "is_whole", "late",
-    "late_float", "size_max", "size_min", "to_words", "tracing", "value",
+    "MARK", "Evaluation", "Guard", "Range", "Size", "SizeFloat", "SizeLeak", "Trace", "UndecidedError", "blind",
+    "ceil_div", "chosen", "current_trace", "equals", "evaluating", "expression", "is_less", "is_one", "is_symbolic",
+    "is_whole", "late", "late_float", "size_max", "size_min", "to_words", "tracing", "value",
 ]  # fmt: skip
 
 P = ParamSpec("P")

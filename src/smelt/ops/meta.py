@@ -125,7 +125,7 @@ def meta_outcome(
     Raises: CannotRun where a type is not static or the meta kernel is missing or needs data.
     """
     if open_call(args, kwargs, type_of_value):
-        return symbolic_outcome(op, args, kwargs, type_of_value, _static_outcome)
+        return symbolic_outcome(op, args, kwargs, type_of_value, static_outcome)
     key, values = call_key(args, kwargs, type_of_value)
     found = _meta_outcome(op, key, autocast())
     if isinstance(found, str):
@@ -133,7 +133,7 @@ def meta_outcome(
     return found, values
 
 
-def _static_outcome(
+def static_outcome(
     op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], type_of_value: Callable[[Value], Type]
 ) -> Found:
     """As `meta_outcome`, in the form that `shapes` takes, for a call whose sizes are integers."""

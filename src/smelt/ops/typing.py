@@ -1,7 +1,9 @@
 """The types of an operator's results, from the types of its operands.
 
-Asked in this order: the catalogue's rule, torch's meta kernel, a FakeTensor run, a run on real data; for operators
-whose sizes follow the data, several such runs. Where sizes are unknown, all that for sizes that they may be.
+One ladder. Where sizes are symbols or unknown, the operator's type function is asked first (`shapes`), which runs
+nothing. Else in this order: the catalogue's rule, torch's meta kernel, a FakeTensor run, a run on real data; for
+operators whose sizes follow the data, several such runs. What no type function tells of symbols and unknown sizes is
+tried last: all that for several sizes that they may be.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ from smelt.diag import InternalError
 from smelt.ir import FLOAT, INT, Arg, TensorType, Type, Value, map_values, values_in
 from smelt.ir.sizes import current_trace, is_symbolic
 from smelt.ops.catalogue import record_of
-from smelt.ops.meta import CannotRun, data_outcome, fake_outcome, meta_outcome, symbolic_outcome
+from smelt.ops.meta import CannotRun, data_outcome, fake_outcome, meta_outcome, static_outcome, symbolic_outcome
 from smelt.ops.python.python_ops import NAMESPACES, infer_python
 from smelt.ops.python.scalar_reads import scalar_read
 from smelt.ops.registry import arguments_of, schema_of, tags_of
-from smelt.ops.shapes.calls import open_call
+from smelt.ops.shapes.calls import infer_of_unknown, open_call
 from smelt.ops.unknown_sizes import infer_unknown, is_static_call
 
 
@@ -49,7 +51,7 @@ def infer(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg] | None = None)
             if current_trace() is not None:
                 raise InternalError(f"the result type of {op} cannot be determined", code="S0902") from None
     if not is_static_call(args, named):
-        ruled = _by_rule(op, args, named, of_unknown=True)
+        ruled = _by_rule(op, args, named, of_unknown=True) or infer_of_unknown(op, args, named, static_outcome)
         if ruled is not None:
             return ruled
         return infer_unknown(op, args, named, (_infer_quick, _infer_static))

@@ -79,11 +79,16 @@ def _fit(
 
 
 def _of_unknown(call: Call, gates: int) -> tuple[Type, ...] | None:
-    """The types of the results where some sizes are unknown; None where symbols tell all of them."""
+    """The types of the results where sizes are numbers, of a trace or not, or some are unknown; None where symbols
+    tell all of them, and where numbers do not fit each other.
+    """
     given = [_types(call[name]) for name in ("input", "hx", "params")]
     flags = [call[name] for name in ("has_biases", "num_layers", "bidirectional", "batch_first")]
     if all(types is not None and not any(map(_is_open, types)) for types in given):
-        return None
+        found = [_sizes(call[name]) for name in ("input", "hx", "params")]
+        (own,), of_states, sizes_of_weights = (sizes or [()] for sizes in found)
+        if None in found or not _fit(own, of_states, sizes_of_weights, gates, *flags):
+            return None
     inputs, states, weights = given
     if inputs is None or states is None or not all(isinstance(flag, int) for flag in flags):
         return (ANY,) * (3 if gates == 4 else 2)
@@ -223,11 +228,20 @@ def _lower_rnn_cell(b: Emitter, call: Call, kind: str) -> Value | None:
     return b.call(f"aten.{kind}.default", b.call("aten.add.Tensor", of_state, of_input))
 
 
-def _cell_of_unknown(call: Call, count: int) -> tuple[Type, ...] | None:
-    """The types of the next states where some sizes are unknown; None where symbols tell all of them."""
+def _cell_of_unknown(call: Call, gates: int, count: int) -> tuple[Type, ...] | None:
+    """The types of the next states; None where symbols tell all of them, and where numbers do not fit each other."""
     inputs, states = _types(call["input"]), _types(call["hx"])
     if inputs and states and not any(map(_is_open, (*inputs, *states))):
-        return None
+        found = [_sizes(call[name]) for name in ("input", "hx", "w_ih", "w_hh")]
+        (own,), of_states, of_inputs, of_hidden = (sizes or [()] for sizes in found)
+        last = of_states[0][-1:]
+        biases = [_sizes(call[name]) for name in ("b_ih", "b_hh") if call[name] is not None]
+        wide = tuple(gates * n for n in last)
+        are_given = None not in found and None not in biases and len(own) == 2
+        if not are_given or [*of_inputs, *of_hidden] != [(*wide, own[1]), (*wide, *last)]:
+            return None
+        if of_states != [(own[0], *last)] * count or any(sizes != [wide] for sizes in biases):
+            return None
     if not inputs or not states or len(states) != count or any(t.rank != 2 for t in (*inputs, *states)):
         return (ANY,) * count
     rows = _known(*((t.shape or ())[0] for t in (*inputs, *states)))
@@ -248,7 +262,7 @@ def _cell(name: str, gates: int, states: int, lower: Lowering) -> OpRecord:
     samples = partial(_cell_samples, gates, states)
     return OpRecord(
         f"aten.{name}_cell.default", f"torch.{name}_cell", samples, source=SOURCES[name], lower=lower, exact=True,
-        result_of_unknown=partial(_cell_of_unknown, count=states),
+        result_of_unknown=partial(_cell_of_unknown, gates=gates, count=states),
     )  # fmt: skip
 
 

@@ -17,8 +17,8 @@ from typing import Any
 from smelt.ir import INT, Arg, ListType, OptionalType, TensorType, TupleType, Type, Value, map_values, values_in
 from smelt.ir.dims import UNKNOWN_DIM, Dim, Sym, SymExpr, dim_of, size_of, symbols
 from smelt.ir.size_trace import Trace
-from smelt.ir.sizes import Range, Size, SizeLeak, current_trace, size_max, size_min, tracing
-from smelt.ops.shapes.symbolic import LIKE_SELF, Ask, CannotTell, Found, TypeOf, infer_symbolic, is_apart
+from smelt.ir.sizes import Range, Size, SizeLeak, UndecidedError, current_trace, size_max, size_min, tracing
+from smelt.ops.shapes.symbolic import LIKE_SELF, Ask, CannotTell, Found, TypeOf, infer_ruled, infer_symbolic, is_apart
 
 # Sizes at hand of symbols of which nothing is known but that they are at least 2.
 _AT_HAND = (23, 19, 17, 13, 11, 7)
@@ -111,6 +111,40 @@ def infer_open(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], type_of:
         if trace is not current and len(trace.guards) > before:
             raise CannotTell(f"what {op} gives depends on how {', '.join(names)} compare")
         return tuple(map(at_rest, types)), shares
+
+
+def infer_of_unknown(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], ask: Ask) -> tuple[Type, ...] | None:
+    """The types that an operator's type function tells where sizes of row-major operands are unknown; else None.
+
+    Each unknown size is a number of its own, at least 1: what is told without a comparison holds of 0 as well.
+    """
+    values = list(dict.fromkeys(v for arg in (*args, *kwargs.values()) for v in values_in(arg)))
+    tensors = [t for v in values if isinstance(t := v.type, TensorType) and t.shape is not None and t.strides is None]
+    if len(tensors) < len(values) or current_trace() is not None:
+        return None
+    count = sum(_is_unknown(dim) for t in tensors for dim in t.shape or ())
+    names = [*sorted(frozenset().union(*map(_names, tensors))), *(f"_{i}" for i in range(count))]
+    sizes = {name: (_AT_HAND[0] + i, Range(1 if name[0] == "_" else 2)) for i, name in enumerate(names)}
+    with tracing(sizes) as trace, trace.without_guards():
+        unknown = (trace.symbols[f"_{i}"] for i in range(count))
+        supposed = {
+            v: map_dims(v.type, lambda dim: next(unknown) if _is_unknown(dim) else size_of(dim, trace.symbols))
+            for v in values
+        }
+        try:
+            types, shares = infer_ruled(op, args, kwargs, supposed.__getitem__, ask) or ((), ())
+        except (CannotTell, UndecidedError, SizeLeak, TypeError, IndexError):
+            return None
+        return None if not types or any(shares) else tuple(map_dims(t, _as_known) for t in types)
+
+
+def _as_known(size: Dim) -> Dim:
+    """A size as an expression of those that have a name; `_` where others are in it."""
+    try:
+        found = dim_of(size) if type(size) is Size else size
+    except TypeError:
+        return UNKNOWN_DIM
+    return UNKNOWN_DIM if any(name[0] == "_" for name in symbols(found)) else found
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from smelt.ir.sizes import equals
+from smelt.ir.sizes import equals, is_less
 from smelt.ops.shapes.views import Layout, is_row_major, row_major
 
 _CHANNELS_LAST = (1, 3, 2, 0)
@@ -16,6 +16,8 @@ _CHANNELS_LAST = (1, 3, 2, 0)
 
 def pointwise_strides(operands: Sequence[Layout], shape: Sequence[int]) -> tuple[int, ...]:
     """The strides of a result of this shape; numbers stand among the operands as tensors without dimensions."""
+    if all(is_less(0, size) for size in shape) and all(map(_is_known_row_major, operands)):
+        return row_major(shape)
     if all(_is_same(at.sizes, shape) for at in operands):
         if all(map(is_row_major, operands)):
             return row_major(shape)
@@ -39,6 +41,16 @@ def is_dense(at: Layout) -> bool:
             return False
         left.remove(nearest)
         step *= at.sizes[nearest]
+    return True
+
+
+def _is_known_row_major(at: Layout) -> bool:
+    """Whether each stride is the row-major one, at all sizes; leaves no guard."""
+    expected = 1
+    for size, step in zip(reversed(at.sizes), reversed(at.strides), strict=True):
+        if not equals(step, expected):
+            return False
+        expected *= size
     return True
 
 

@@ -1,7 +1,7 @@
 """The sizes of results that are no views, in plain Python, for the operators whose sizes ask something of each other.
 
 Comparisons here are the ones that eager makes: that sizes broadcast, that products fit. None where a call is not told.
-Everything else about a result (its type, how it lies) is found by trying: see `symbolic`.
+The rest of a result (its dtype, how it lies) is told by `whole`, or found by trying: see `symbolic`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ def _linear(call: Call) -> list[Sizes] | None:
 
 
 def _matmul(call: Call) -> list[Sizes] | None:
-    left, right = sizes_of(call["self"]), sizes_of(call.get("other", call.get("mat2", call.get("vec"))))
+    left, right = (
+        sizes_of(call["self"]),
+        sizes_of(call.get("other", call.get("mat2", call.get("vec", call.get("tensor"))))),
+    )
     if not left or not right or left[-1] != right[-2 if len(right) > 1 else 0]:
         return None
     lead = broadcast(left[:-2], right[:-2])
@@ -91,6 +94,11 @@ def _bmm(call: Call) -> list[Sizes] | None:
     return _matmul(call)
 
 
+def _dim(given: int, rank: int) -> int | None:
+    """A dimension as a number from 0 on; None where it is not there."""
+    return given % rank if -rank <= given < rank else None
+
+
 def _cat(call: Call) -> list[Sizes] | None:
     shapes = [sizes_of(t) for t in call["tensors"]]
     # An empty vector is left out, whatever the others are.
@@ -98,7 +106,9 @@ def _cat(call: Call) -> list[Sizes] | None:
     if None in shapes or not kept:
         return None
     first, *others = kept
-    dim = call["dim"] % len(first)
+    dim = _dim(call["dim"], len(first))
+    if dim is None:
+        return None
     total = first[dim]
     for shape in others:
         if len(shape) != len(first) or any(
@@ -114,13 +124,17 @@ def _stack(call: Call) -> list[Sizes] | None:
     first = shapes[0]
     if first is None or any(shape != first for shape in shapes[1:]):
         return None
-    dim = call["dim"] % (len(first) + 1)
+    dim = _dim(call["dim"], len(first) + 1)
+    if dim is None:
+        return None
     return [(*first[:dim], len(shapes), *first[dim:])]
 
 
-def _windows(size: int, width: int, step: int, pad: int, gap: int, *, ceil: bool = False) -> int:
-    """How many windows there are along a dimension."""
+def _windows(size: int, width: int, step: int, pad: int, gap: int, *, ceil: bool = False) -> int | None:
+    """How many windows there are along a dimension; None where not even one fits."""
     span = size + 2 * pad - gap * (width - 1) - 1
+    if span < 0:
+        return None
     if not ceil:
         return span // step + 1
     count = -(-span // step) + 1
@@ -146,7 +160,8 @@ def _convolution(call: Call) -> list[Sizes] | None:
         return [(*lead, weight[0], *image[-n:])]
     pads = (0,) * n if padding == "valid" else _per_axis(padding, n)
     axes = zip(image[-n:], weight[2:], steps, pads, gaps, strict=True)
-    return [(*lead, weight[0], *(_windows(*axis) for axis in axes))]
+    found = [_windows(*axis) for axis in axes]
+    return None if None in found else [(*lead, weight[0], *(n for n in found if n is not None))]
 
 
 def _transposed(call: Call) -> list[Sizes] | None:
@@ -169,8 +184,10 @@ def _pool(n: int, results: int = 1) -> Rule:
         steps = _per_axis(call["stride"] or widths, n)
         pads, gaps = _per_axis(call["padding"], n), _per_axis(call.get("dilation", (1,)), n)
         axes = zip(image[-n:], widths, steps, pads, gaps, strict=True)
-        made = (*image[:-n], *(_windows(*axis, ceil=call["ceil_mode"]) for axis in axes))
-        return [made] * results
+        found = [_windows(*axis, ceil=call["ceil_mode"]) for axis in axes]
+        if None in found or any(2 * pad > width for pad, width in zip(pads, widths, strict=True)):
+            return None
+        return [(*image[:-n], *(n for n in found if n is not None))] * results
 
     return rule
 
@@ -188,7 +205,7 @@ def _adaptive(n: int) -> Rule:
 
 def _repeat(call: Call) -> list[Sizes] | None:
     sizes, times = sizes_of(call["self"]), call["repeats"]
-    if sizes is None or len(times) < len(sizes):
+    if sizes is None or len(times) < len(sizes) or any(t < 0 for t in times):
         return None
     own = (*(1,) * (len(times) - len(sizes)), *sizes)
     return [tuple(n * t for n, t in zip(own, times, strict=True))]
@@ -214,7 +231,7 @@ def _pad(call: Call) -> list[Sizes] | None:
     found = list(sizes)
     for i in range(len(pads) // 2):
         found[-1 - i] = found[-1 - i] + pads[2 * i] + pads[2 * i + 1]
-    return [tuple(found)]
+    return None if call.get("mode", "constant") == "constant" and any(n < 0 for n in found) else [tuple(found)]
 
 
 def _reshaped(call: Call) -> list[Sizes] | None:
@@ -234,13 +251,30 @@ def _flattened(call: Call) -> list[Sizes] | None:
     sizes = sizes_of(call["self"])
     if not sizes:
         return None
-    start, end = call["start_dim"] % len(sizes), call["end_dim"] % len(sizes)
+    start, end = (_dim(call[name], len(sizes)) for name in ("start_dim", "end_dim"))
+    if start is None or end is None or start > end:
+        return None
     merged = 1
     for size in sizes[start : end + 1]:
         merged *= size
     return [(*sizes[:start], merged, *sizes[end + 1 :])]
 
 
+def _along(call: Call) -> list[Sizes] | None:
+    sizes = sizes_of(call["self"])
+    return None if sizes is None or _dim(call["dim"], max(len(sizes), 1)) is None else [sizes]
+
+
+def _layer_norm(call: Call) -> list[Sizes] | None:
+    """Of the whole tail of sizes that is normalised; what scales it has that tail's sizes."""
+    sizes, tail = sizes_of(call["input"]), tuple(call["normalized_shape"])
+    scales = [sizes_of(call[name]) for name in ("weight", "bias") if call.get(name) is not None]
+    if sizes is None or not tail or not all(s == tail for s in (sizes[len(sizes) - len(tail) :], *scales)):
+        return None
+    return [sizes]
+
+
+SOFTMAX = ("softmax.int", "log_softmax.int")
 _RULES: Mapping[str, Rule] = MappingProxyType(
     {
         f"aten.{name}": rule
@@ -270,6 +304,8 @@ _RULES: Mapping[str, Rule] = MappingProxyType(
             (("pad.default", "constant_pad_nd.default"), _pad),
             (("reshape.default", "reshape_as.default"), _reshaped),
             (("flatten.using_ints",), _flattened),
+            (SOFTMAX, _along),
+            (("layer_norm.default", "rms_norm.default"), _layer_norm),
         )
         for name in names
     }

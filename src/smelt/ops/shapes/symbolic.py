@@ -13,17 +13,18 @@ from itertools import combinations
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from smelt.ir import Arg, DType, TensorType, TupleType, Type, Value, values_in
+from smelt.ir import Arg, DType, TensorType, TupleType, Type, Value, map_values, values_in
 from smelt.ir.size_trace import Trace
-from smelt.ir.sizes import Evaluation, Size, equals
+from smelt.ir.sizes import Evaluation, Size, SizeFloat, equals
 from smelt.ops.catalogue import record_of
-from smelt.ops.record import Trait
+from smelt.ops.record import OpRecord, Trait
 from smelt.ops.registry import arguments_of, schema_of, tags_of
 from smelt.ops.sets import where
 from smelt.ops.shapes.points import points, type_at
 from smelt.ops.shapes.pointwise import pointwise_strides
 from smelt.ops.shapes.results import result_sizes
 from smelt.ops.shapes.views import VIEW_RULES, Layout, row_major, view_layouts
+from smelt.ops.shapes.whole import ROW_MAJOR_OF, keeps_dtype, result_types
 
 TypeOf: TypeAlias = Callable[[Value], Type]
 Found: TypeAlias = "tuple[tuple[Type, ...], tuple[frozenset[Value], ...]]"
@@ -75,16 +76,13 @@ def infer_symbolic(
 
     ties: symbols that are equal to another one wherever the call is tried.
     """
-    schema, call = schema_of(op), _call(op, args, kwargs, type_of)
-    if schema is None or call is None:
-        raise CannotTell(f"torch has no operator {op}")
-    viewed = _view(op, call, schema.returns[0].type if schema.returns else "")
-    if viewed is not None:
-        return viewed
-    told = result_sizes(op, call)
-    found = _element_by_element(op, call, told, args, kwargs, type_of, ask)
+    found = infer_ruled(op, args, kwargs, type_of, ask)
     if found is not None:
         return found
+    call = _call(op, args, kwargs, type_of)
+    if call is None:
+        raise CannotTell(f"torch has no operator {op}")
+    told = result_sizes(op, call)
     trials = _trials(trace, op, args, kwargs, type_of, ask, ties)
     shares = {trial.shares for trial in trials}
     if len(shares) != 1:
@@ -95,6 +93,49 @@ def infer_symbolic(
         sizes = told[i] if told is not None and i < len(told) else None
         types.append(fit.type([trial.types[i] for trial in trials], sizes))
     return tuple(types), trials[0].shares
+
+
+def infer_ruled(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], type_of: TypeOf, ask: Ask) -> Found | None:
+    """The same by the operator's type function, where that tells all of it: nothing is run.
+
+    ask: for the dtype of what goes element by element, of single elements. Raises: CannotTell where it refuses those.
+    """
+    schema, call = schema_of(op), _call(op, args, kwargs, type_of)
+    if schema is None or call is None:
+        return None
+    viewed = _view(op, call, schema.returns[0].type if schema.returns else "")
+    if viewed is not None:
+        return viewed
+    made = _recorded(op, args, kwargs, type_of) or result_types(op, call)
+    if made is not None:
+        return tuple(made), (frozenset(),) * len(made)
+    return _element_by_element(op, call, args, kwargs, type_of, ask)
+
+
+def has_type_function(op: str) -> bool:
+    """Whether a type function may tell all of an operator that gives memory of its own."""
+    record = record_of(op)
+    if record is None or record.alias == "view":
+        return False
+    is_iterated = record.alias == "fresh" and "pointwise" in tags_of(op) and op not in _NOT_ITERATED
+    return is_iterated or op in ROW_MAJOR_OF or _is_recorded(record)
+
+
+def _is_recorded(record: OpRecord | None) -> bool:
+    return record is not None and record.result_of_unknown is not None and record.alias == "fresh"
+
+
+def _recorded(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], type_of: TypeOf) -> tuple[Type, ...] | None:
+    """The types by the record's rule for any sizes, where it leaves none unknown."""
+    record, schema = record_of(op), schema_of(op)
+    if record is None or schema is None or record.result_of_unknown is None or not _is_recorded(record):
+        return None
+    made = {v: Value(v.name, type_of(v), v.owner) for v in operands_of(args, kwargs)}
+    swapped = [map_values(a, made.__getitem__) for a in args]
+    call = arguments_of(schema, swapped, {k: map_values(a, made.__getitem__) for k, a in kwargs.items()})
+    found = None if record.rng(call) else record.result_of_unknown(call)
+    is_told = found is not None and all(isinstance(t, TensorType) and t.is_static for t in found)
+    return found if is_told else None
 
 
 def _typed(arg: Arg, type_of: TypeOf) -> Any:
@@ -166,27 +207,27 @@ _CHOOSING = ("aten.where.self",)
 
 
 def _element_by_element(
-    op: str,
-    call: Mapping[str, Any],
-    told: list[tuple[int, ...]] | None,
-    args: Sequence[Arg],
-    kwargs: Mapping[str, Arg],
-    type_of: TypeOf,
-    ask: Ask,
+    op: str, call: Mapping[str, Any], args: Sequence[Arg], kwargs: Mapping[str, Arg], type_of: TypeOf, ask: Ask
 ) -> Found | None:
     """Of operands that are computed with as they are; what is converted first may come to lie otherwise."""
     iterated_as = _iterated(op, call)
+    told = None if iterated_as is None else result_sizes(op, call)
     if iterated_as is None or not told:
         return None
     dtype, layouts = iterated_as
-    try:
-        made, shares = ask(op, args, kwargs, lambda v: _of_ones(type_of(v)))
-    except Exception as error:
-        raise CannotTell(f"{op}: {error}") from error
-    result = made[0]
-    if len(made) != 1 or not isinstance(result, TensorType) or shares != (frozenset(),):
-        return None
-    if _is_converted(dtype, result.dtype):
+    shares: tuple[frozenset[Value], ...] = (frozenset(),)
+    if keeps_dtype(op, dtype):
+        result: Type = next(arg.type for arg in call.values() if isinstance(arg, _Typed))
+    else:
+        numbers = [_usual(a) for a in args], {name: _usual(a) for name, a in kwargs.items()}
+        try:
+            made, shares = ask(op, *numbers, lambda v: _of_ones(type_of(v)))
+        except Exception as error:
+            raise CannotTell(f"{op}: {error}") from error
+        result = made[0]
+        if len(made) != 1 or shares != (frozenset(),):
+            return None
+    if not isinstance(result, TensorType) or _is_converted(dtype, result.dtype):
         return None
     return (typed(result, told[0], pointwise_strides(layouts, told[0])),), shares
 
@@ -224,6 +265,11 @@ def _is_converted(dtype: DType, gives: DType) -> bool:
     if gives in (dtype, DType.BOOL):
         return False
     return dtype.kind not in ("float", "complex") or (gives.kind == "complex" and dtype.kind == "float")
+
+
+def _usual(arg: Arg) -> Arg:
+    """A number that tells the kind of one that is known at run time only."""
+    return 2 if type(arg) is Size else 2.5 if type(arg) is SizeFloat else arg
 
 
 def _of_ones(type_: Type) -> Type:

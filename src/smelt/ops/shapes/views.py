@@ -93,6 +93,8 @@ def seen_as(at: Layout, sizes: Sequence[int]) -> tuple[int, ...] | None:
 def resolved(sizes: Sequence[int], count: int) -> tuple[int, ...] | None:
     """Sizes with the one that is -1 replaced by what is left; None where nothing whole is."""
     gaps = [i for i, size in enumerate(sizes) if size == -1]
+    if len(gaps) > 1 or any(type(size) is int and size < -1 for size in sizes):
+        return None
     if not gaps:
         return tuple(sizes)
     (gap,) = gaps

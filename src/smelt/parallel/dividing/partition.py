@@ -41,8 +41,9 @@ from smelt.ir import (
     values_in,
 )  # fmt: skip
 from smelt.ops.catalogue import record_of
-from smelt.ops.catalogue.sharding import FORMS, correspondences_of
+from smelt.ops.catalogue.sharding import correspondences_of
 from smelt.ops.catalogue.sharding.forming import Exchange
+from smelt.ops.catalogue.sharding.forms import FORMS
 from smelt.ops.catalogue.sharding.terms import is_known, laid_out
 from smelt.ops.catalogue.sharding.terms import results as result_types
 from smelt.ops.effects import alias_of, effects

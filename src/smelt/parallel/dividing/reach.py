@@ -13,7 +13,8 @@ from functools import cache
 from math import gcd, lcm
 
 from smelt.ir import STATE_OPS, Graph, Node, TensorType, TupleType, Value
-from smelt.ops.catalogue.sharding import WANTS, correspondences_of
+from smelt.ops.catalogue.sharding import correspondences_of
+from smelt.ops.catalogue.sharding.forms import WANTS
 from smelt.ops.ranks.placements import Correspondence, Dims, Division, Rows, Shard, division_of, evenly
 from smelt.ops.registry import arguments_of, schema_of
 

@@ -21,17 +21,15 @@ import torch
 
 from smelt._torch.seen.dispatch import unseen
 from smelt._torch.seen.staged_fakes import FakeTensors
-from smelt.capture.dynamic.arithmetic import is_symbolic
 from smelt.capture.dynamic.trace import CaptureTrace
-from smelt.capture.dynamic.values import number_of, sized
+from smelt.capture.dynamic.typed_calls import fake_of, tensors_in, type_of, typed_call
 from smelt.capture.staging.fakes.refused_kernels import has_symbols
 from smelt.diag import InternalError
-from smelt.ir import NONE, Arg, TensorType, TupleType, Type, Value, values_in
+from smelt.ir import Arg, TensorType, Type, values_in
 from smelt.ir.size_numbers import Size, SizeFloat
 from smelt.ir.size_trace import Division, Rounded, Symbol
-from smelt.ops.convert import dtype_from_torch, dtype_to_torch, from_torch
 from smelt.ops.meta import MOST_TRIED, CannotRun, cpu_outcome
-from smelt.ops.shapes.symbolic import CannotTell, Found, TooLargeError, TypeOf, infer_symbolic, typed
+from smelt.ops.shapes.symbolic import CannotTell, Found, TooLargeError, TypeOf, infer_symbolic
 from smelt.ops.typing import infer
 
 _FEW_ELEMENTS = 1 << 20  # that an operand with free sizes may have in a trial
@@ -64,7 +62,7 @@ def by_trial(
     types = types_by_trial(trace, name, args, kwargs, is_refused=is_refused)
     with unseen():
         grad = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
-        made = [_made(fakes, trace, type_, grad) for type_ in types]
+        made = [fake_of(fakes, trace, type_, grad) for type_ in types]
     return made[0] if len(made) == 1 else tuple(made)
 
 
@@ -81,11 +79,13 @@ def types_by_trial(
 
     most: elements that an operand may have in a trial, where it is not worth much.
     """
-    values: dict[int, Value] = {}
     with unseen():
-        arguments = tuple(_argument(a, values) for a in args)
-        named = {k: _argument(a, values) for k, a in kwargs.items()}
-        operands = [v.type for v in values.values() if isinstance(v.type, TensorType)]
+        if any(t.layout is not torch.strided or t.device.type != "cpu" for t in tensors_in((*args, *kwargs.values()))):
+            raise CannotTell("an operand is no strided tensor on the CPU")
+        arguments, named, values = typed_call(args, kwargs)
+        if any(type(arg) is SizeFloat for arg in (*arguments, *named.values())):
+            raise CannotTell("an argument is a float that is free")
+        operands = [v.type for v in values if isinstance(v.type, TensorType)]
         if trace is None or not any(map(has_symbols, (*args, *kwargs.values()))):
             ask = _OnCpu(is_refused, most or MOST_TRIED)
             types, shares = _at_once(ask, name, arguments, named, is_typed=most is None)
@@ -94,7 +94,7 @@ def types_by_trial(
         else:
             known = [t.numel for t in operands if all(type(n) is int for n in t.sizes)]
             ask = _OnCpu(is_refused, most or min(max(known, default=0) + _FEW_ELEMENTS, MOST_TRIED))
-            infer_with = partial(infer_symbolic, trace, name, arguments, named, _type_of, ask)
+            infer_with = partial(infer_symbolic, trace, name, arguments, named, type_of, ask)
             types, shares = _with_ties(infer_with, _alike(trace, operands))
     if any(shares):
         raise CannotTell(f"{name} gives a view")
@@ -133,10 +133,6 @@ def _alike(trace: CaptureTrace, operands: Sequence[TensorType]) -> dict[str, str
     return found
 
 
-def _type_of(value: Value) -> Type:
-    return value.type
-
-
 @dataclass(frozen=True, slots=True)
 class _OnCpu:
     """Asks the CPU. most: elements that an operand may have. Raises: TooLargeError, CannotTell."""
@@ -157,7 +153,7 @@ class _OnCpu:
 def _at_once(ask: _OnCpu, name: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], *, is_typed: bool) -> Found:
     """is_typed: what is too large to be tried is inferred from types."""
     try:
-        return ask(name, args, kwargs, _type_of)
+        return ask(name, args, kwargs, type_of)
     except TooLargeError:
         if not is_typed:
             raise CannotTell(f"the operands of {name} are large") from None
@@ -166,32 +162,3 @@ def _at_once(ask: _OnCpu, name: str, args: Sequence[Arg], kwargs: Mapping[str, A
         except InternalError as error:
             raise CannotTell(error.what) from None
         return types, tuple(frozenset() for _ in types)
-
-
-def _argument(arg: object, values: dict[int, Value]) -> Any:
-    if isinstance(arg, torch.Tensor):
-        if id(arg) not in values:
-            if arg.layout is not torch.strided or arg.device.type != "cpu":
-                raise CannotTell("an operand is no strided tensor on the CPU")
-            sizes, steps = (tuple(map(number_of, of)) for of in (arg.shape, arg.stride()))
-            type_ = typed(TensorType(dtype_from_torch(arg.dtype), None, None, str(arg.device)), sizes, steps)
-            values[id(arg)] = Value(f"v{len(values)}", type_, None)  # type: ignore[arg-type]
-        return values[id(arg)]
-    if isinstance(arg, (list, tuple)):
-        return tuple(_argument(a, values) for a in arg)
-    number = number_of(arg)
-    if type(number) is SizeFloat:
-        raise CannotTell("an argument is a float that is free")
-    return number if is_symbolic(number) else from_torch(arg)
-
-
-def _made(fakes: FakeTensors, trace: CaptureTrace | None, type_: Type, grad: bool) -> object:
-    if type_ == NONE:
-        return None
-    if isinstance(type_, TupleType):
-        return [_made(fakes, trace, t, grad) for t in type_.elements]
-    if not isinstance(type_, TensorType) or not type_.is_static or type_.layout != "strided":
-        raise CannotTell(f"it gives {type_}")
-    dtype = dtype_to_torch(type_.dtype)
-    sizes, steps = ([n if trace is None else sized(trace, n) for n in of] for of in (type_.sizes, type_.steps))
-    return fakes.fresh(dtype, sizes, steps, type_.device, grad and (dtype.is_floating_point or dtype.is_complex))

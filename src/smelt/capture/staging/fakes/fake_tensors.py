@@ -571,7 +571,7 @@ class FakeRecorder(Recorder):
         if not has_rule(info.name) or (self.session.size_trace is None and info.name not in TURNS):
             return None
         with unseen():
-            found = by_rule(self.fakes, info.name, args, kwargs)
+            found = by_rule(self.fakes, self.session.size_trace, info.name, args, kwargs)
         if found is None and info.name in PACKED_LAYERS:  # torch's kernel reads the lengths' data, which are not there
             self.session.cannot(f"{info.name} has no kernel without data", "with gradients")
         if found is None and info.name in TURNS and max(args[0].shape) > _MOST_TURNS:

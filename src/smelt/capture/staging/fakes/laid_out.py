@@ -20,13 +20,22 @@ from smelt._torch.library.schemas import OpArgs, OpKwargs
 from smelt._torch.seen.staged_fakes import FakeTensors
 from smelt._torch.storage import same_storage
 from smelt.capture.dynamic.arithmetic import is_symbolic
-from smelt.capture.dynamic.rules import is_plain, same
 from smelt.capture.dynamic.trace import CaptureTrace
-from smelt.capture.dynamic.values import number_of, sized
+from smelt.capture.dynamic.typed_calls import (
+    is_plain,
+    numbers,
+    resolved,
+    same,
+    shown,
+    tensors_in,
+    type_of,
+    typed_call,
+)
+from smelt.capture.dynamic.values import number_of
 from smelt.capture.recording.opinfo import OpInfo
 from smelt.capture.staging.fakes.by_trial import types_by_trial
-from smelt.ir import Arg, TensorType, TupleType, Type, Value
-from smelt.ops.convert import dtype_from_torch, from_torch
+from smelt.ir import TensorType, TupleType, Type
+from smelt.ops.convert import dtype_from_torch
 from smelt.ops.record import Trait
 from smelt.ops.sets import where
 from smelt.ops.shapes.indexing import INDEXING, index_strides
@@ -53,7 +62,7 @@ def laid_as_on_cpu(
     result: Any,
 ) -> object:
     """The results of an operator on fake tensors, laid out as on the CPU."""
-    results, operands = list(_tensors(result)), list(_tensors((args, list(kwargs.values()))))
+    results, operands = list(tensors_in(result)), list(tensors_in((args, list(kwargs.values()))))
     if info.writes or not results or not operands or any(r is o for r in results for o in operands):
         return result
     if not all(map(_is_strided, (*results, *operands))) or all(map(is_plain, (*results, *operands))):
@@ -67,7 +76,7 @@ def laid_as_on_cpu(
         if layouts is not None:
             return _as_views(fakes, trace, args[0], result, results, layouts)
         if info.name in _COPYING:
-            steps: list[Any] = [row_major(_numbers(r.shape)) for r in results]
+            steps: list[Any] = [row_major(numbers(r.shape)) for r in results]
             return _replaced(fakes, trace, result, results, steps, is_copy=True)
         return result
     if info.name in INDEXING:
@@ -88,11 +97,11 @@ def _laid(
     """The strides of results that have memory of their own; None for those that nothing else is known of."""
     try:
         gives = dtype_from_torch(results[0].dtype)
-        layouts = iterated(info.name, *_call(args, kwargs), _type_of, gives) if len(results) == 1 else None
+        layouts = iterated(info.name, *typed_call(args, kwargs)[:2], type_of, gives) if len(results) == 1 else None
     except TypeError:
         layouts = None  # an argument that no graph names
     if layouts is not None:
-        return [pointwise_strides(layouts, _numbers(results[0].shape))]
+        return [pointwise_strides(layouts, numbers(results[0].shape))]
     tensors = (*operands, *results)
     if trace is not None:
         _decide(trace, tensors, 0)
@@ -111,19 +120,19 @@ def _laid(
 
 def _decide(trace: CaptureTrace, tensors: Sequence[torch.Tensor], edge: int) -> None:
     """Decide of each size, for all sizes that are left, whether it is this one."""
-    for size in (n for tensor in tensors for n in _numbers(tensor.shape)):
+    for size in (n for tensor in tensors for n in numbers(tensor.shape)):
         if is_symbolic(size) and trace.bounds(trace.resolved(size.poly))[0] <= edge:
             bool(size == edge)
 
 
 def _is_at_edge(tensor: torch.Tensor) -> bool:
     """Whether it is empty, or has a dimension of one element along which no row-major stride stands."""
-    sizes, steps = _numbers(tensor.shape), _numbers(tensor.stride())
-    if 0 in [n for n in map(_resolved, sizes) if type(n) is int]:
+    sizes, steps = numbers(tensor.shape), numbers(tensor.stride())
+    if 0 in [n for n in map(resolved, sizes) if type(n) is int]:
         return True
     step: object = 1
     for size, own in zip(reversed(sizes), reversed(steps), strict=True):
-        if _resolved(size) == 1 and type(_resolved(size)) is int and not same(own, step):
+        if resolved(size) == 1 and type(resolved(size)) is int and not same(own, step):
             return True
         step = step * size
     return False
@@ -133,14 +142,14 @@ def _of_diagonal(
     fakes: FakeTensors, result: torch.Tensor, of: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> torch.Tensor:
     """A diagonal, which begins where its operand does if it has no elements."""
-    if not offset or not bool(_numbers(result.shape)[-1] == 0):
+    if not offset or not bool(numbers(result.shape)[-1] == 0):
         return result
     return fakes.view(of, result.shape, result.stride(), of.storage_offset())
 
 
 def _viewed(name: str, args: OpArgs, kwargs: OpKwargs) -> list[Layout] | None:
     try:
-        return ruled_view(name, *_call(args, kwargs), _type_of, number_of(args[0].storage_offset()))
+        return ruled_view(name, *typed_call(args, kwargs)[:2], type_of, number_of(args[0].storage_offset()))
     except TypeError:
         return None  # an argument that no graph names
 
@@ -159,10 +168,10 @@ def _without_masks(given: Sequence[Any], result: torch.Tensor) -> list[Layout | 
         if index is None or not _is_mask(index):
             found.append(None if index is None else _layout(index))
             continue
-        sizes = [_numbers(other.shape)[-1] for other in plain if other.dim()]
+        sizes = [numbers(other.shape)[-1] for other in plain if other.dim()]
         rank = max([1, *(other.dim() for other in plain)])
         wide = [n for n in sizes if not (type(n) is int and n == 1)]
-        count = wide[0] if wide else _numbers(result.shape)[_first_place(given) + rank - 1]
+        count = wide[0] if wide else numbers(result.shape)[_first_place(given) + rank - 1]
         found += [Layout((count,), (1,))] * index.dim()
     return found
 
@@ -200,9 +209,9 @@ def _as_views(
     made: dict[int, object] = {}
     for one, at in zip(results, layouts, strict=True):
         offset = number_of(one.storage_offset())
-        is_so = same_storage(one, of) and _are_same(_numbers(one.stride()), at.strides) and same(offset, at.offset)
+        is_so = same_storage(one, of) and _are_same(numbers(one.stride()), at.strides) and same(offset, at.offset)
         if not is_so:
-            made[id(one)] = fakes.view(of, one.shape, _shown(trace, at.strides), _shown(trace, (at.offset,))[0])
+            made[id(one)] = fakes.view(of, one.shape, shown(trace, at.strides), shown(trace, (at.offset,))[0])
     return _with(result, made)
 
 
@@ -218,9 +227,9 @@ def _replaced(
     """Results with these strides. is_copy: and with memory of their own."""
     made: dict[int, object] = {}
     for one, own in zip(results, steps, strict=True):
-        if own is None or (_are_same(_numbers(one.stride()), own) and not (is_copy and one._is_view())):
+        if own is None or (_are_same(numbers(one.stride()), own) and not (is_copy and one._is_view())):
             continue
-        made[id(one)] = fakes.relaid(one, _shown(trace, own))
+        made[id(one)] = fakes.relaid(one, shown(trace, own))
     return _with(result, made)
 
 
@@ -231,28 +240,6 @@ def _with(result: Any, made: Mapping[int, Any]) -> object:
     return type(result)(laid) if type(result) in (list, tuple) else type(result)(*laid)
 
 
-# --- in the words of `ops.shapes`
-
-
-def _call(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[tuple[Arg, ...], dict[str, Arg]]:
-    """A call with types in place of its tensors. Raises: TypeError."""
-    return tuple(map(_argument, args)), {name: _argument(arg) for name, arg in kwargs.items()}
-
-
-def _argument(arg: object) -> Any:
-    if isinstance(arg, torch.Tensor):
-        type_ = TensorType(dtype_from_torch(arg.dtype), _numbers(arg.shape), _numbers(arg.stride()), str(arg.device))
-        return Value("", type_, None)  # type: ignore[arg-type]
-    if isinstance(arg, (list, tuple)):
-        return tuple(map(_argument, arg))
-    number = number_of(arg)
-    return number if is_symbolic(number) else from_torch(arg)
-
-
-def _type_of(value: Value) -> Type:
-    return value.type
-
-
 def _tensor_types(type_: Type) -> Iterator[TensorType]:
     if isinstance(type_, TensorType):
         yield type_
@@ -261,33 +248,13 @@ def _tensor_types(type_: Type) -> Iterator[TensorType]:
             yield from _tensor_types(element)
 
 
-def _tensors(value: object) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-
-
 def _is_strided(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.device.type == "cpu"
 
 
 def _layout(tensor: torch.Tensor) -> Layout:
-    return Layout(_numbers(tensor.shape), _numbers(tensor.stride()))
-
-
-def _numbers(numbers: Sequence[object]) -> tuple[Any, ...]:
-    return tuple(map(number_of, numbers))
-
-
-def _resolved(number: Any) -> object:
-    return number.trace.number(number.trace.resolved(number.poly)) if is_symbolic(number) else number
+    return Layout(numbers(tensor.shape), numbers(tensor.stride()))
 
 
 def _are_same(one: Sequence[object], other: Sequence[object]) -> bool:
     return len(one) == len(other) and all(map(same, one, other))
-
-
-def _shown(trace: CaptureTrace | None, numbers: Sequence[object]) -> list[Any]:
-    return list(numbers) if trace is None else [sized(trace, n) for n in numbers]

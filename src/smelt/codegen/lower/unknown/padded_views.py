@@ -188,43 +188,6 @@ def _counted_end(r: Rewriting, end: Count, size: Count) -> Count:
     return number("max", wrapped, 0)
 
 
-def unsqueeze(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
-    tensor = tensor_of(r, call["self"])
-    counts = list(counts_of(tensor))
-    dim = dim_of(call["dim"], len(counts) + 1)
-    counts.insert(dim, None)
-    return [padded_or_value(r.emit("aten.unsqueeze.default", whole_of(tensor), dim), counts)]
-
-
-def squeeze(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
-    tensor = tensor_of(r, call["self"])
-    counts = list(counts_of(tensor))
-    dim = dim_of(call["dim"], len(counts))
-    if counts[dim] is not None or sizes_of(tensor)[dim] != 1:
-        raise Refused("a size that may be 1")
-    counts.pop(dim)
-    return [padded_or_value(r.emit("aten.squeeze.dim", whole_of(tensor), dim), counts)]
-
-
-def permute(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
-    tensor = tensor_of(r, call["self"])
-    counts = counts_of(tensor)
-    rank = len(counts)
-    order = list(range(rank))
-    if node.op == "aten.permute.default":
-        dims = call["dims"]
-        if not isinstance(dims, tuple):
-            raise Refused("dimensions that are no numbers")
-        order = [dim_of(d, rank) for d in dims]
-    elif node.op == "aten.t.default":
-        order.reverse()
-    else:
-        a, b = dim_of(call["dim0"], rank), dim_of(call["dim1"], rank)
-        order[a], order[b] = order[b], order[a]
-    made = r.emit("aten.permute.default", whole_of(tensor), tuple(order))
-    return [padded_or_value(made, [counts[d] for d in order])]
-
-
 def view(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     """Only the first dimension is counted, and stays as it is."""
     tensor, size = tensor_of(r, call["self"]), call.get("size", call.get("shape"))

@@ -1,4 +1,4 @@
-"""Operators that work along some dimensions: in rows of which all counts, or over a dimension of which some does."""
+"""Operators that work over some dimensions, of which some counts."""
 
 from __future__ import annotations
 
@@ -44,15 +44,6 @@ def _only(r: Rewriting, node: Node) -> Tensor:
     for value in list(node.operands())[1:]:
         r.plain(value)
     return tensor_of(r, node.args[0])
-
-
-def along(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
-    """Results of the operand's rank, each row of its own."""
-    tensor = _only(r, node)
-    counts = counts_of(tensor)
-    if any(counts[d] is not None for d in _dims(r, call, len(counts))):
-        raise Refused("rows of unknown length")
-    return [padded_or_value(made, counts) for made in _again(r, node, node.args[0], whole_of(tensor))]
 
 
 def reduced(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
@@ -113,39 +104,3 @@ def mean(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     total = r.emit("aten.sum.dim_IntList", masked(r, tensor, 0), tuple(dims), keeps)
     left = [None if d in dims else c for d, c in enumerate(counts) if keeps or d not in dims]
     return [padded_or_value(r.emit("aten.div.Scalar", total, number), left)]
-
-
-def last(name: str) -> Rule:
-    """An operator along the last dimensions: as many as an argument has, or the last one alone."""
-
-    def rule(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
-        tensor = _only(r, node)
-        counts, shape = counts_of(tensor), call.get(name)
-        depth = len(shape) if isinstance(shape, tuple) else 1
-        if any(c is not None for c in counts[len(counts) - depth :]):
-            raise Refused("rows of unknown length")
-        return [padded_or_value(one, counts) for one in _again(r, node, node.args[0], whole_of(tensor))[:1]]
-
-    return rule
-
-
-def product(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
-    """Rows times a matrix of known size."""
-    at = 1 if node.op == "aten.addmm.default" else 0
-    for k, arg in enumerate(node.args):
-        if k != at and isinstance(arg, Value):
-            r.plain(arg)
-    tensor = tensor_of(r, node.args[at])
-    matrix = node.args[at + 1]
-    counts = counts_of(tensor)
-    if (
-        not counts
-        or counts[-1] is not None
-        or not isinstance(matrix, Value)
-        or len(sizes_of(tensor_of(r, matrix))) != 2
-    ):
-        raise Refused("sums of unknown length")
-    if node.op == "aten.addmm.default" and len(sizes_of(tensor_of(r, node.args[0]))) != 1:
-        raise Refused("rows that are added")
-    made = _again(r, node, node.args[at], whole_of(tensor))
-    return [padded_or_value(made[0], (*counts[:-1], None))]

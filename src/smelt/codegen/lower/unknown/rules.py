@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from smelt.codegen.lower.unknown import packing, padded_views, rows, selecting
+from smelt.codegen.lower.unknown.labelled import labelled
 from smelt.codegen.lower.unknown.padded_views import dim_of
 from smelt.codegen.lower.unknown.selecting import counts_of
 from smelt.codegen.lower.unknown.splitting import join_along, split
@@ -280,20 +281,19 @@ RULES: dict[str, Rule] = {
     "aten.select.int": padded_views.select,
     "aten.slice.Tensor": padded_views.slice_of,
     "aten.slice_scatter.default": padded_views.slice_scattered,
-    "aten.unsqueeze.default": padded_views.unsqueeze,
-    "aten.squeeze.dim": padded_views.squeeze,
-    **dict.fromkeys(("aten.permute.default", "aten.transpose.int", "aten.t.default"), padded_views.permute),
     **dict.fromkeys(where(Trait.TO_SIZES), padded_views.view),
     "aten.flatten.using_ints": padded_views.flatten,
     "aten.expand.default": padded_views.expand,
-    # along rows, and over them
+    # by labels of dimensions: moved, along rows, products; over rows
     **dict.fromkeys(
         (
-            "aten.softmax.int", "aten._softmax.default", "aten.log_softmax.int", "aten._log_softmax.default",
-            "aten.cumsum.default", "aten.cumprod.default", "aten.sort.default", "aten.argsort.default",
-            "aten.topk.default",
+            "aten.unsqueeze.default", "aten.squeeze.dim", "aten.permute.default", "aten.transpose.int",
+            "aten.t.default", "aten.layer_norm.default", "aten.rms_norm.default", "aten.linear.default",
+            "aten.mm.default", "aten.bmm.default", "aten.matmul.default", "aten.addmm.default", "aten.softmax.int",
+            "aten._softmax.default", "aten.log_softmax.int", "aten._log_softmax.default", "aten.cumsum.default",
+            "aten.cumprod.default", "aten.sort.default", "aten.argsort.default", "aten.topk.default",
         ),
-        rows.along,
+        labelled,
     ),
     **dict.fromkeys(
         (
@@ -303,10 +303,6 @@ RULES: dict[str, Rule] = {
         rows.reduced,
     ),
     **dict.fromkeys(("aten.mean.default", "aten.mean.dim"), rows.mean),
-    **dict.fromkeys(("aten.layer_norm.default", "aten.rms_norm.default"), rows.last("normalized_shape")),
-    **dict.fromkeys(
-        ("aten.linear.default", "aten.mm.default", "aten.matmul.default", "aten.addmm.default"), rows.product
-    ),
     # packed sequences
     PACK: packing.pack,
     PAD: packing.pad,

@@ -11,7 +11,6 @@ from types import MappingProxyType
 
 from smelt.ir import Node
 from smelt.ops.catalogue.sharding import between, layers, places, pointwise, products, reductions, views
-from smelt.ops.catalogue.sharding.forms import FORMS, WANTS
 from smelt.ops.ranks.placements import Correspondence, Rule
 from smelt.ops.registry import arguments_of, schema_of
 
@@ -41,4 +40,4 @@ def correspondences_of(node: Node) -> tuple[Correspondence, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
-__all__ = ["FORMS", "RULES", "WANTS", "correspondences_of"]
+__all__ = ["RULES", "correspondences_of"]
