@@ -22,6 +22,7 @@ from smelt.compiler.staged import staged_unit
 from smelt.compiler.training.training import training_unit
 from smelt.compiler.unit import Unit
 from smelt.diag import Options, SmeltWarning, user_level
+from smelt.diag.collector import collections_later
 
 
 def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options) -> Unit:
@@ -41,6 +42,7 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
         state=fn.state,
     )  # fmt: skip
     recorded_ms = (perf_counter() - start) * 1000
+    collections_later()
     # The result is the caller's, and not to be kept.
     captured = replace(captured, result=None)
     if captured.has_history:

@@ -26,13 +26,15 @@ class _Postponed:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.users = 0
+        self.is_silent = False
         self.before = gc.get_threshold()
         self.begun_after = self.ended_after = 0
 
     @property
     def meanwhile(self) -> tuple[int, int, int]:
         """The thresholds in the block; collections that are switched off stay so."""
-        return min(self.before[0] * _OBJECTS_PER_OBJECT, _NEVER), self.before[1], _NEVER
+        more = _NEVER if self.is_silent else _OBJECTS_PER_OBJECT
+        return min(self.before[0] * more, _NEVER), self.before[1], _NEVER
 
     def enter(self) -> None:
         with self.lock:
@@ -49,10 +51,19 @@ class _Postponed:
                 self.ended_after = _collections_of_new()
                 self.restore()
 
+    def be_silent(self) -> None:
+        """Let there be no collections until nobody wants full ones to wait."""
+        with self.lock:
+            is_ours = self.users > 0 and gc.get_threshold() == self.meanwhile
+            self.is_silent = self.users > 0
+            if is_ours:
+                gc.set_threshold(*self.meanwhile)
+
     def restore(self) -> None:
         # Whoever set them meanwhile, as the recorded program may, has them.
         if gc.get_threshold() == self.meanwhile:
             gc.set_threshold(*self.before)
+        self.is_silent = False
 
     @property
     def youngest(self) -> int:
@@ -97,3 +108,8 @@ def full_collections_later() -> Iterator[None]:
         yield
     finally:
         _postponed.leave()
+
+
+def collections_later() -> None:
+    """In the rest of such a block, let collections of young objects wait, too: what a compiler makes stays for long."""
+    _postponed.be_silent()

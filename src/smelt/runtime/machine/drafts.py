@@ -23,6 +23,7 @@ from smelt.diag import SmeltWarning
 from smelt.runtime.machine.loader import LoadedCode, load_object
 
 _FORK_WAITS_S = 10.0
+_CALM_S = 0.2  # in which the call that ran natively first may come to its end
 
 
 class _Drafts:
@@ -33,6 +34,7 @@ class _Drafts:
         self.open: dict[bytes, deque[tuple[LoadedCode, Mapping[str, int]]]] = {}
         self.to_do: deque[tuple[bytes, Callable[[], bytes]]] = deque()
         self.has_begun = False
+        self.hurry = threading.Event()
         self.thread: threading.Thread | None = None
 
     def wake(self) -> None:
@@ -42,6 +44,7 @@ class _Drafts:
             self.thread.start()
 
     def _in_thread(self) -> None:
+        self.hurry.wait(_CALM_S)
         while True:
             self.work()
             with self.lock:
@@ -71,10 +74,11 @@ class _Drafts:
         """Let the thread end, if there is one."""
         thread = self.thread
         if thread is not None and thread is not threading.current_thread():
+            self.hurry.set()
             thread.join(_FORK_WAITS_S)
 
     def in_child(self) -> None:
-        self.lock, self.thread = threading.Lock(), None
+        self.lock, self.hurry, self.thread = threading.Lock(), threading.Event(), None
 
 
 _drafts = _Drafts()
