@@ -11,6 +11,7 @@ from torch import nn
 
 import smelt
 from smelt.inspect.kernels import compiled_units
+from smelt.runtime.plan import Launch
 from tests.codegen.harness import rms_ratio
 
 _OPTIONS: tuple[dict[str, Any], ...] = (
@@ -80,3 +81,73 @@ def test_weights_that_are_not_finite_and_gradients_are_eagers() -> None:
         model.weight[3, 2, 1, 1, 1] = torch.inf
         fresh = smelt.compile(model, options={"measure": False})
         torch.testing.assert_close(fresh(x), model(x), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+_IN_PLACE: tuple[tuple[int, int, dict[str, Any]], ...] = (
+    (16, 24, {"kernel_size": 3, "padding": 1}),
+    (16, 32, {"kernel_size": 3, "stride": (1, 2, 2), "padding": 1, "bias": False}),
+    (32, 64, {"kernel_size": (3, 1, 5), "stride": (2, 1, 1), "padding": (2, 0, 2)}),
+    (17, 20, {"kernel_size": (2, 3, 3), "dilation": (2, 1, 2)}),
+    (40, 16, {"kernel_size": (5, 3, 3), "padding": (4, 1, 1), "stride": (3, 1, 2)}),
+    (64, 7, {"kernel_size": (4, 1, 1), "padding": (2, 0, 0)}),
+    (160, 48, {"kernel_size": (2, 2, 2), "stride": 2}),
+)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("samples", [1, 2, 9])
+@pytest.mark.parametrize("number", range(len(_IN_PLACE)))
+def test_frames_of_many_channels_are_read_where_they_lie(number: int, samples: int) -> None:
+    inputs, outputs, options = _IN_PLACE[number]
+    torch.manual_seed(number)
+    model = nn.Sequential(nn.Conv3d(inputs, outputs, **options), nn.BatchNorm3d(outputs), nn.ReLU()).eval()
+    x = torch.randn(samples, inputs, 7, 9, 10)
+    compiled = smelt.compile(model, options={"measure": False})
+    exact = copy.deepcopy(model).double()(x.double())
+    mine, theirs = compiled(x), model(x)
+    assert mine.stride() == theirs.stride() and rms_ratio(mine, theirs, exact) <= 1.5
+    assert (mine - exact).abs().max() <= 3 * (theirs - exact).abs().max() + 1e-6 * exact.abs().max()
+    (unit,) = compiled_units(compiled)
+    assert unit.lowered is not None
+    launches = [i for i in unit.lowered.plan.instructions if isinstance(i, Launch)]
+    assert {i.label.split()[0] for i in launches} <= {"convolution", "layout"}
+    for special in (torch.inf, torch.nan):
+        x[-1, 2, 3, 4, 5] = special
+        torch.testing.assert_close(compiled(x), model(x), equal_nan=True, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_frames_that_lie_otherwise_and_weights_that_change() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv3d(32, 16, 3, padding=1), nn.GELU(), nn.Conv3d(16, 48, 3, stride=2)).eval()
+    compiled = smelt.compile(model, options={"measure": False})
+    for x in (
+        torch.randn(2, 32, 6, 8, 8).to(memory_format=torch.channels_last_3d),
+        torch.randn(2, 32, 6, 8, 8).transpose(3, 4),
+        torch.randn(2, 32, 6, 16, 8)[..., ::2, :],
+    ):
+        found, expected = compiled(x), model(x)
+        assert found.stride() == expected.stride()
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    model[0].weight.mul_(2.0)
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+    model[2].weight[3, 2, 1, 1, 1] = torch.inf
+    fresh = smelt.compile(model, options={"measure": False})
+    torch.testing.assert_close(fresh(x), model(x), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@torch.no_grad()
+def test_a_path_around_frames() -> None:
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv3d(24, 24, 3, padding=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.conv(x).relu()
+            return (self.conv(y) + y).tanh()
+
+    torch.manual_seed(0)
+    model, x = Around().eval(), torch.randn(2, 24, 5, 8, 9)
+    compiled = smelt.compile(model, options={"measure": False})
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)

@@ -122,6 +122,8 @@ class Trait(Flag):
     """Its elements are computed one after the other, not in vectors."""
     READS_ALL = auto()
     """Not by elements, and all elements of its results need all elements of each operand."""
+    CONVOLVES = auto()
+    """A convolution: linear in its weight, whose first dimension is that of the result's channels."""
     FOLLOWS_PRODUCT = auto()
     """Worth computing on a product's tile while it is in registers."""
     WIDE_INSIDE = auto()

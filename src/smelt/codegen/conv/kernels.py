@@ -131,9 +131,11 @@ def plan_kernel(
     return _winograd(isa, shape, strides, epilogue, live) or _dense(isa, shape, strides, epilogue, live)
 
 
-def plan_phase(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue, phase: Phase) -> ConvPlan:
-    """The kernel for a part of the gradient of an image: the convolution of a result's gradient by some taps."""
-    return _dense(isa, shape, strides, epilogue, True, phase)
+def plan_phase(
+    isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue, phase: Phase, *, live: bool = True
+) -> ConvPlan:
+    """The kernel for a part of a result that some taps reach: of the gradient of an image, or some frames."""
+    return _dense(isa, shape, strides, epilogue, live, phase)
 
 
 def _is_packed_row(shape: ConvShape, strides: Strides) -> bool:
@@ -179,6 +181,7 @@ def _dense(
     steps = (0, 0) if spread else (strides[2], strides[3])
     table, nblocks, nsegments, longest = pack.segment_table(shape, steps, None if phase is None else phase.taps)
     depth = shape.depth if phase is None else phase.depth
+    reached = shape.depth if phase is None else max(len(phase.taps), 1) * shape.group_in
     limit = pack.block_limit(shape)
     variant = dense.DenseVariant(
         tile, flat, shape.depth > limit if flat else nblocks > 1, shape.group_out % tile.columns != 0, epilogue, spread,
@@ -186,13 +189,13 @@ def _dense(
     )  # fmt: skip
     pixel_nbytes = shape.group_in * 4 * seen + dense.scratch_nbytes(variant, 1)[0]
     blocks = dense_blocks(
-        tile, group_panels * shape.groups, shape.pixels, shape.depth * tile.columns * 4, pixel_nbytes,
-        nanoseconds(isa, shape.depth * tile.columns * tile.pixels),
+        tile, group_panels * shape.groups, shape.pixels, reached * tile.columns * 4, pixel_nbytes,
+        nanoseconds(isa, reached * tile.columns * tile.pixels),
     )  # fmt: skip
-    item_ns = nanoseconds(isa, shape.depth * tile.columns * blocks.panel_step * blocks.pixel_step)
+    item_ns = nanoseconds(isa, reached * tile.columns * blocks.panel_step * blocks.pixel_step)
     scratch_nbytes, places = dense.scratch_nbytes(variant, blocks.pixel_step)
     words = (
-        *blocks.words, shape.depth, pack.even_block(shape.depth, limit), stride or 0, shape.cout,
+        *blocks.words, reached, pack.even_block(reached, limit), stride or 0, shape.cout,
         shape.group_out, group_panels, shape.group_in, depth * tile.columns,
     )  # fmt: skip
     if not flat:

@@ -26,14 +26,16 @@ def even_block(depth: int, limit: int) -> int:
     return ceil(depth / ceil(depth / limit))
 
 
-Tap = tuple[int, int, int]
-"""A tap of a window: rows and columns from the window's corner, and the number of its first product in the weight."""
+Tap = tuple[int, int, int, int]
+"""A tap of a window: rows and columns from the window's corner, the number of its first product in the weight, and how
+many elements further in x its image lies.
+"""
 
 
 def _taps(shape: ConvShape) -> tuple[Tap, ...]:
     down, right = shape.window.dilation
     return tuple(
-        (ky * down, kx * right, (ky * shape.kw + kx) * shape.group_in)
+        (ky * down, kx * right, (ky * shape.kw + kx) * shape.group_in, 0)
         for ky in range(shape.kh)
         for kx in range(shape.kw)
     )
@@ -53,13 +55,13 @@ def segment_table(
     rows: list[list[int]] = []
     starts = [0]
     filled = 0
-    for dy, dx, k in _taps(shape) if taps is None else taps:
+    for dy, dx, k, image in _taps(shape) if taps is None else taps:
         for first in range(0, shape.group_in, chunk):
             length = min(chunk, shape.group_in - first)
             if filled and filled + length > limit:
                 starts.append(len(rows))
                 filled = 0
-            rows.append([dy, dx, dy * strides[0] + dx * strides[1] + first, k + first, length])
+            rows.append([dy, dx, image + dy * strides[0] + dx * strides[1] + first, k + first, length])
             filled += length
     starts.append(len(rows))
     flat = starts + [number for row in rows for number in row]

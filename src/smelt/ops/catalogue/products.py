@@ -337,10 +337,36 @@ PRODUCTS: tuple[OpRecord, ...] = (
         "aten.conv1d.default",
         "torch.conv1d",
         fixed(lambda: [sample(floats(2, 3, 9), floats(4, 3, 3), floats(4), [2], [1])]),
+        traits=Trait.CONVOLVES,
     ),
-    OpRecord("aten.conv1d.padding", "torch.conv1d", _same_paddings, lower=_lower_padding(1), exact=True),
-    OpRecord("aten.conv2d.padding", "torch.conv2d", _same_paddings_of_images, lower=_lower_padding(2), exact=True),
-    OpRecord("aten.conv2d.default", "torch.conv2d", _convolutions, result=_convolution_type),
+    OpRecord(
+        "aten.conv1d.padding",
+        "torch.conv1d",
+        _same_paddings,
+        lower=_lower_padding(1),
+        exact=True,
+        traits=Trait.CONVOLVES,
+    ),
+    OpRecord(
+        "aten.conv2d.padding",
+        "torch.conv2d",
+        _same_paddings_of_images,
+        lower=_lower_padding(2),
+        exact=True,
+        traits=Trait.CONVOLVES,
+    ),
+    OpRecord("aten.conv2d.default", "torch.conv2d", _convolutions, result=_convolution_type, traits=Trait.CONVOLVES),
+    OpRecord(
+        "aten.conv3d.default",
+        "torch.conv3d",
+        fixed(
+            lambda: [
+                sample(floats(2, 3, 4, 5, 5), floats(4, 3, 2, 3, 3), floats(4), [1, 2, 1], [1, 0, 1]),
+                sample(floats(1, 16, 3, 5, 4), floats(8, 16, 2, 3, 3), floats(8)),
+            ]
+        ),
+        traits=Trait.CONVOLVES,
+    ),
     OpRecord(
         "aten.conv_transpose2d.input",
         "torch.conv_transpose2d",

@@ -6,10 +6,13 @@
 A frame of the result is a convolution of as many frames of the input as the weight has in time, whose channels add up
 in one sum. Frames at both ends, where some of these are the border's, are convolutions of their own with fewer of them:
 no zero is multiplied. Frames lie with their channels side by side, as kernels read images.
+
+Where a frame has more than a few channels, kernels read frames where they lie (`reads_frames`): no rewrite is needed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -20,11 +23,16 @@ from smelt.passes.layouts import replace_result
 from smelt.passes.matching import static_tensor
 from smelt.rewrite import Rewriter
 
-_CONVOLUTION = "aten.conv3d.default"
+OVER_FRAMES = "aten.conv3d.default"
+"""The convolution of three axes."""
+
+
+_FEW_CHANNELS = 16
+"""Of a frame, with which the channels of several are worth joining: they are what a kernel goes over."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Frames:
+class Frames:
     """`count` frames of a result from `first` on, which the taps from `tap` to before `after` in time reach."""
 
     first: int
@@ -35,14 +43,19 @@ class _Frames:
 
 def _run(graph: Graph, context: PassContext) -> bool:
     rewriter = context.rewriter(graph)
-    for node in rewritable(graph, context, (_CONVOLUTION,)):
-        x = static_tensor(call_of(node)["input"])
-        if x is not None and len(x.sizes) == 5:
+    for node in rewritable(graph, context, (OVER_FRAMES,)):
+        x, weight = (static_tensor(call_of(node)[name]) for name in ("input", "weight"))
+        if x is not None and weight is not None and len(x.sizes) == 5 and not reads_frames(weight.sizes):
             _rewrite(rewriter, node)
     return rewriter.edits > 0
 
 
-def _classes(sizes: tuple[int, int], taps: int, step: int, border: int, dilation: int) -> list[_Frames]:
+def reads_frames(weight: Sequence[int]) -> bool:
+    """Whether kernels of a convolution read several frames of one image where they lie. weight: sizes, of five axes."""
+    return weight[1] >= _FEW_CHANNELS and weight[2] > 1
+
+
+def frames_by_taps(sizes: tuple[int, int], taps: int, step: int, border: int, dilation: int) -> list[Frames]:
     """The result's frames by the taps that reach them. sizes: frames of the image and of the result."""
     frames, results = sizes
 
@@ -51,7 +64,7 @@ def _classes(sizes: tuple[int, int], taps: int, step: int, border: int, dilation
         return (inside[0], inside[-1] + 1) if inside else (0, 0)
 
     return [
-        _Frames(group[0], len(group), tap, after)
+        Frames(group[0], len(group), tap, after)
         for (tap, after), members in groupby(range(results), reached)
         for group in [list(members)]
     ]
@@ -64,7 +77,7 @@ def _rewrite(rewriter: Rewriter, node: Node) -> None:
     if x is None or weight is None or out is None or any(n is None for option in options for n in option):
         return
     (step, *steps), (border, *borders), (dilation, *dilations) = ([n for n in o if n is not None] for o in options)
-    classes = _classes((x.sizes[2], out.sizes[2]), weight.sizes[2], step, border, dilation)
+    classes = frames_by_taps((x.sizes[2], out.sizes[2]), weight.sizes[2], step, border, dilation)
     if any(c.tap == c.after for c in classes):
         return
     with rewriter.builder.at(node):

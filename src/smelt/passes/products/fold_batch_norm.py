@@ -16,15 +16,14 @@ from collections.abc import Mapping
 from smelt.analysis import is_static
 from smelt.analysis.dependence import Dependence
 from smelt.ir import Arg, Graph, Node, TensorType, Value
+from smelt.ops.record import Trait
+from smelt.ops.sets import where
 from smelt.passes.base import Pass, PassContext, call_of, can_erase, emitter
 from smelt.passes.matching import FLOATS, Disturbances, is_autocast, is_used_once, static_tensor
 from smelt.rewrite import Match, Rewriter, Rule, apply_rules, op
 
 _LINEAR = "aten.linear.default"
-_HOSTS = (
-    "aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default", "aten.conv1d.padding", "aten.conv2d.padding",
-    "aten.conv3d.padding", "aten.convolution.default", _LINEAR,
-)  # fmt: skip
+_HOSTS = where(Trait.CONVOLVES) | {"aten.conv3d.padding", "aten.convolution.default", _LINEAR}
 
 
 def _run(graph: Graph, context: PassContext) -> bool:

@@ -8,7 +8,7 @@ The result stays channels-last for whoever takes any layout; who does not gets a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from smelt._torch.library import mkldnn
@@ -21,6 +21,7 @@ from smelt.codegen.lower.products.fuse import Epilogue, sole_user
 from smelt.ir import Arg, DType, Node, TensorType, Value
 from smelt.ir.sizes import is_symbolic
 from smelt.ir.sizes import value as at_hand
+from smelt.passes.layers.frames import OVER_FRAMES, reads_frames
 from smelt.runtime import calls
 
 CONVOLUTIONS = (
@@ -31,7 +32,8 @@ CONVOLUTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """f32[n, c, h, w] with weight f32[out, c / groups, kh, kw] -> f32[n, out, h', w'], or both without h and kh.
+    """f32[n, c, h, w] with weight f32[out, c / groups, kh, kw] -> f32[n, out, h', w'], or both without h and kh, or
+    with frames and taps in time before them.
 
     Per axis: strides, zeros before and after, dilations. pad: the node that made (some of) those zeros. is_live: the
     weight is known in a call only. is_turned: it is the gradient of an image: `x` is the result's gradient, strides and
@@ -58,8 +60,8 @@ class Convolution:
 
 
 def convolution_of(ctx: Context, node: Node) -> Convolution | None:
-    """The convolution that a node is, if it has one or two axes."""
-    if node.op not in CONVOLUTIONS or ctx.options.numerics == "eager-library":
+    """The convolution that a node is, if it has one or two axes, or three whose frames kernels read where they lie."""
+    if node.op not in (*CONVOLUTIONS, OVER_FRAMES) or ctx.options.numerics == "eager-library":
         return None
     call = ctx.call_arguments(node)
     x, weight, bias = call["input"], call["weight"], call["bias"]
@@ -71,7 +73,9 @@ def convolution_of(ctx: Context, node: Node) -> Convolution | None:
     if not _are_alike([v for v in (x, weight, bias, node.result) if v is not None], is_live):
         return None
     axes = len(tensor_type(weight).sizes) - 2
-    if axes not in (1, 2) or len(tensor_type(x).sizes) != axes + 2:
+    if axes not in (1, 2, 3) or len(tensor_type(x).sizes) != axes + 2:
+        return None
+    if axes == 3 and not _is_over_frames(call, is_live):
         return None
     stride, dilation = per_axis(call["stride"], axes), per_axis(call["dilation"], axes)
     groups = call["groups"]
@@ -91,6 +95,16 @@ def convolution_of(ctx: Context, node: Node) -> Convolution | None:
         before=tuple(map(sum, zip(before, more_before, strict=True))),
         after=tuple(map(sum, zip(after, more_after, strict=True))),
     )  # fmt: skip
+
+
+def _is_over_frames(call: Mapping[str, Arg], is_live: bool) -> bool:
+    """Whether a convolution of three axes is one whose frames kernels read where they lie."""
+    x, weight = call["input"], call["weight"]
+    assert isinstance(x, Value) and isinstance(weight, Value)
+    sizes = tensor_type(weight).sizes
+    if is_live or call["groups"] != 1 or is_symbolic((*tensor_type(x).sizes, *sizes)):
+        return False
+    return reads_frames(sizes)
 
 
 def _are_alike(values: Sequence[Value], is_live: bool) -> bool:
@@ -163,7 +177,7 @@ def _padding(
 
 
 def channels_last(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Channels-last strides of [n, c, h, w] or [n, c, w]."""
+    """Channels-last strides of [n, c, h, w], [n, c, w] or [n, c, frames, h, w]."""
     _, c, *axes = sizes
     inner = [c]
     for size in reversed(axes):

@@ -2,16 +2,18 @@
 
 the gradient of an image, strides of 1:   the convolution of the result's gradient by the weight turned
 strides of 2:                             four of them, each for every other row and column, by a part of the taps
+a convolution over frames:                several, each for frames that the same taps in time reach
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from smelt.codegen.conv.kernels import Phase
 from smelt.codegen.conv.shape import ConvShape, Window
 from smelt.codegen.lower.context import tensor_type
-from smelt.codegen.lower.images.convolution import Convolution
+from smelt.codegen.lower.images.convolution import Convolution, channels_last
+from smelt.passes.layers.frames import frames_by_taps
 
 
 def conv_shape(conv: Convolution) -> ConvShape | None:
@@ -40,11 +42,15 @@ def conv_shape(conv: Convolution) -> ConvShape | None:
 
 
 def window_of(conv: Convolution) -> ConvShape:
-    """Sizes of a convolution that is no gradient; one axis counts as columns of a single row."""
+    """Sizes of a convolution that is no gradient; one axis counts as columns of a single row, and each frame of a
+    result as an image.
+    """
     n, cin, h, w = spatial(tensor_type(conv.x).sizes)
-    cout, _, kh, kw = spatial(tensor_type(conv.weight).sizes)
+    cout, _, kh, kw = filter_sizes(tensor_type(conv.weight).sizes)
+    if len(conv.stride) == 3:
+        n, kh = spatial(tensor_type(conv.result).sizes)[0], tensor_type(conv.weight).sizes[3]
     stride, dilation, before, after = (
-        _two((fill, *axes) if len(axes) == 1 else axes)
+        _two((fill, *axes) if len(axes) == 1 else axes[-2:])
         for fill, axes in ((1, conv.stride), (1, conv.dilation), (0, conv.before), (0, conv.after))
     )
     return ConvShape(n, cin, h, w, cout, kh, kw, Window(stride, dilation, before, after), conv.groups)
@@ -52,10 +58,44 @@ def window_of(conv: Convolution) -> ConvShape:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A phase of an image's gradient: the convolution that gives its pixels."""
+    """A phase of a result: the convolution that gives its pixels, and the strides of what that reads."""
 
     shape: ConvShape
     phase: Phase
+    strides: tuple[int, int, int, int] = (0, 1, 0, 0)
+
+
+def frames_of(conv: Convolution, strides: tuple[int, ...]) -> tuple[Part, ...]:
+    """The parts of a convolution over frames. strides: of n, c, frames, h and w, channels side by side.
+
+    Images of a part are either frames of one sample or one frame of all samples, whatever gives fewer parts.
+    """
+    sizes, out = tensor_type(conv.x).sizes, tensor_type(conv.result).sizes
+    taps, kh, kw = tensor_type(conv.weight).sizes[2:]
+    shape, cin = window_of(conv), sizes[1]
+    step, border, dilation = conv.stride[0], conv.before[0], conv.dilation[0]
+    down, right = shape.window.dilation
+    to_sample, _, to_frame, to_row, to_column = channels_last(out)
+    found = []
+    for one in frames_by_taps((sizes[2], out[2]), taps, step, border, dilation):
+        if one.count <= sizes[0]:
+            places = [(0, at) for at in range(one.first, one.first + one.count)]
+            images, apart, results_apart = sizes[0], strides[0], to_sample
+        else:
+            places = [(sample, one.first) for sample in range(sizes[0])]
+            images, apart, results_apart = one.count, step * strides[2], to_frame
+        for sample, frame in places:
+            begin = sample * strides[0] + (frame * step - border) * strides[2]
+            reached = tuple(
+                (ky * down, kx * right, ((tap * kh + ky) * kw + kx) * cin, begin + tap * dilation * strides[2])
+                for tap in range(one.tap, one.after)
+                for ky in range(kh)
+                for kx in range(kw)
+            )
+            place = results_apart, to_row, to_column, sample * to_sample + frame * to_frame
+            phase = Phase(reached, place, taps * kh * kw * cin)
+            found.append(Part(replace(shape, n=images), phase, (apart, strides[1], *_two(strides[3:]))))
+    return tuple(found)
 
 
 def phases_of(conv: Convolution) -> tuple[Part, ...] | None:
@@ -84,7 +124,7 @@ def phases_of(conv: Convolution) -> tuple[Part, ...] | None:
                 continue
             # In the packed weight the last tap comes first.
             taps = tuple(
-                (dy, dx, ((kh - 1 - ky) * kw + kw - 1 - kx) * (cin // conv.groups))
+                (dy, dx, ((kh - 1 - ky) * kw + kw - 1 - kx) * (cin // conv.groups), 0)
                 for dy, ky in enumerate(down.taps)
                 for dx, kx in enumerate(right.taps)
             )
@@ -123,10 +163,19 @@ def _two(axes: tuple[int, ...]) -> tuple[int, int]:
 
 
 def spatial(sizes: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """Sizes with a row axis put in where there is one axis only."""
+    """Sizes of images with a row axis put in where there is one axis only; frames are images."""
     n, c, *axes = sizes
+    if len(axes) == 3:
+        return n * axes[0], c, axes[1], axes[2]
     h, w = axes if len(axes) == 2 else (1, axes[0])
     return n, c, h, w
+
+
+def filter_sizes(sizes: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """Sizes of a weight as `spatial` has them; its taps in time are rows."""
+    if len(sizes) == 5:
+        return sizes[0], sizes[1], sizes[2] * sizes[3], sizes[4]
+    return spatial(sizes)
 
 
 def four(strides: tuple[int, ...]) -> tuple[int, int, int, int]:

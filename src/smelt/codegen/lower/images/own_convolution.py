@@ -32,7 +32,14 @@ from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, row_major, tensor_type
 from smelt.codegen.lower.images.convolution import Convolution, channels_last
-from smelt.codegen.lower.images.convolution_shapes import conv_shape, four, phases_of, spatial
+from smelt.codegen.lower.images.convolution_shapes import (
+    conv_shape,
+    filter_sizes,
+    four,
+    frames_of,
+    phases_of,
+    spatial,
+)
 from smelt.codegen.lower.launched_kernels import About, launch
 from smelt.codegen.lower.memory.geometry import Geometry, same_layout
 from smelt.codegen.lower.report import CandidateReport, ChoiceReport
@@ -75,8 +82,7 @@ def own_convolution_of(ctx: Context, conv: Convolution, claimed: set[Node]) -> O
         return None
     if conv.is_turned and phases_of(conv) is not None:
         return _with_epilogue(isa, conv, shape, claimed)
-    strides = _dense_strides(shape.n, shape.cin, shape.h, shape.w)
-    plan = plan_kernel(isa, shape, strides, BIAS, live=conv.is_live)
+    plan = _plan_of_frames(isa, conv) if len(conv.stride) == 3 else _plan_of_images(isa, conv, shape)
     if plan is None:
         return None
     if plan.finite and not conv.is_live:
@@ -84,6 +90,21 @@ def own_convolution_of(ctx: Context, conv: Convolution, claimed: set[Node]) -> O
         if not is_finite(ctx.statics.bake(conv.weight)):
             return None
     return _with_epilogue(isa, conv, shape, claimed)
+
+
+def _plan_of_images(isa: Isa, conv: Convolution, shape: ConvShape) -> ConvPlan | None:
+    strides = _dense_strides(shape.n, shape.cin, shape.h, shape.w)
+    return plan_kernel(isa, shape, strides, BIAS, live=conv.is_live)
+
+
+def _plan_of_frames(isa: Isa, conv: Convolution) -> ConvPlan | None:
+    """One of the kernels of a convolution over frames; None where some frames of the result are the bias alone."""
+    parts = frames_of(conv, channels_last(tensor_type(conv.x).sizes))
+    plans = [plan_phase(isa, part.shape, part.strides, BIAS, part.phase, live=False) for part in parts]
+    if not plans or not all(part.phase.taps for part in parts) or 0 in tensor_type(conv.result).sizes:
+        return None
+    is_finite_only = any(conv.before) or any(plan.finite for plan in plans)
+    return replace(plans[0], finite=is_finite_only)
 
 
 def _is_worthwhile(isa: Isa, shape: ConvShape) -> bool:
@@ -198,16 +219,22 @@ def lower_own_convolution(ctx: Context, own: OwnConvolution) -> None:
     assert isa is not None
     conv, shape = own.conv, own.shape
     x, plans, strides = _input(ctx, isa, own)
-    read = _live_weight(ctx, isa, own, plans[0]) if conv.is_live else _static_weight(ctx, own, plans[0], strides)
+    is_parted = len(conv.stride) == 3
+    if is_parted:
+        reads = [_filters(ctx, own, plan) for plan in plans]
+    elif conv.is_live:
+        reads = [_live_weight(ctx, isa, own, plans[0])] * len(plans)
+    else:
+        reads = [_static_weight(ctx, own, plans[0], strides)]
     loads = [_operand(ctx, value) for value in own.operands]
     type_ = tensor_type(own.result)
     layout = Geometry(type_.sizes, channels_last(type_.sizes))
     build = ctx.builder.empty if ctx.escapes(own.result) else ctx.builder.arena
     storage = build(layout, torch.float32)
     ctx.bind(own.result, Place(storage, layout))
-    for number, plan in enumerate(plans):
+    for number, (plan, read) in enumerate(zip(plans, reads, strict=True)):
         source = KernelSource.of(plan.text)
-        tables = _tables(ctx, own, plan, (strides, number)) if conv.is_live else read.tables
+        tables = _tables(ctx, own, plan, (strides, number)) if conv.is_live or is_parted else read.tables
         buffers = (x, storage.slot, read.packed, *tables, *loads, *read.whole)
         launch(
             ctx, source, buffers, plan.words, items=plan.items, eager=_eager(own, read.weight, 3 + len(tables)),
@@ -220,8 +247,14 @@ def lower_own_convolution(ctx: Context, own: OwnConvolution) -> None:
     _report(ctx, shape, plans[0])
 
 
-def _plans(isa: Isa, own: OwnConvolution, strides: tuple[int, int, int, int]) -> list[ConvPlan] | None:
+def _plans(isa: Isa, own: OwnConvolution, lies: tuple[int, ...]) -> list[ConvPlan] | None:
     """The kernels of the launches, for an input that lies so; None where there is none."""
+    if len(lies) == 5:
+        if lies[1] != 1:
+            return None
+        frames = frames_of(own.conv, lies)
+        return [plan_phase(isa, one.shape, one.strides, own.epilogue, one.phase, live=False) for one in frames]
+    strides = four(lies)
     parts = phases_of(own.conv) if own.conv.is_turned else None
     if parts is None:
         found = plan_kernel(isa, own.shape, strides, own.epilogue, live=own.conv.is_live)
@@ -231,15 +264,15 @@ def _plans(isa: Isa, own: OwnConvolution, strides: tuple[int, int, int, int]) ->
     return [plan_phase(isa, part.shape, strides, own.epilogue, part.phase) for part in parts]
 
 
-def _input(ctx: Context, isa: Isa, own: OwnConvolution) -> tuple[int, list[ConvPlan], tuple[int, int, int, int]]:
-    """The slot of x, the kernels, and x's strides (n, c, h, w): as it lies if there is a kernel, else channels-last."""
+def _input(ctx: Context, isa: Isa, own: OwnConvolution) -> tuple[int, list[ConvPlan], tuple[int, ...]]:
+    """The slot of x, the kernels, and x's strides: as it lies if there is a kernel, else channels-last."""
     place = ctx.place(own.conv.x)
-    plans = _plans(isa, own, four(place.geometry.strides))
+    plans = _plans(isa, own, place.geometry.strides)
     if plans is None:
         place = ctx.with_strides(place, channels_last(place.geometry.sizes))
-        plans = _plans(isa, own, four(place.geometry.strides))
+        plans = _plans(isa, own, place.geometry.strides)
     assert plans is not None, "there was a kernel for the same shape before"
-    return ctx.builder.handle(place), plans, four(place.geometry.strides)
+    return ctx.builder.handle(place), plans, place.geometry.strides
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +304,19 @@ def _static_weight(ctx: Context, own: OwnConvolution, plan: ConvPlan, strides: t
     while (*key, len(slots)) in ctx.packed:
         slots.append(ctx.packed[(*key, len(slots))].slot)
     return _Weight(slots[0], tuple(slots[1:]), weight)
+
+
+def _filters(ctx: Context, own: OwnConvolution, plan: ConvPlan) -> _Weight:
+    """The weight as the kernel of a part reads it, the same for all that read it so."""
+    weight = ctx.statics.bake(own.conv.weight).detach()
+    key = ("own-convolution filters", own.conv.weight, plan.filters)
+    if key not in ctx.packed:
+        sizes = filter_sizes(tuple(weight.shape))
+        with ctx.timed("pack"):
+            made = _packed(weight.reshape(sizes), plan.filters)
+        ctx.packed[key] = ctx.held(made, _filters_of(ctx, own.conv.weight, plan.filters, sizes))
+        ctx.packed_nbytes += made.nbytes
+    return _Weight(ctx.packed[key].slot, weight=weight)
 
 
 def _packed(weight: torch.Tensor, filters: Filters) -> torch.Tensor:
@@ -378,7 +424,7 @@ def _convolved(conv: Convolution, x: torch.Tensor, weight: torch.Tensor, bias: t
     both = tuple(map(min, conv.before, conv.after))
     sides = zip(reversed(conv.before), reversed(conv.after), reversed(both), strict=True)
     rest = [n - common for before, after, common in sides for n in (before, after)]
-    convolve = F.conv2d if len(conv.stride) == 2 else F.conv1d
+    convolve = (F.conv1d, F.conv2d, F.conv3d)[len(conv.stride) - 1]
     return convolve(F.pad(x, rest), weight, bias, conv.stride, both, conv.dilation, conv.groups)
 
 
@@ -389,6 +435,8 @@ def _about(own: OwnConvolution, parts: int) -> About:
     if own.conv.is_turned:
         for step in own.conv.stride:
             macs //= step
+    if len(own.conv.stride) == 3:
+        macs *= tensor_type(own.conv.weight).sizes[2]
     return About(nodes=(own.conv.node, *own.nodes), nbytes=4 * moved // parts, flops=2 * macs // parts)
 
 
