@@ -11,7 +11,7 @@ from typing import Any
 
 from smelt.autodiff.inside import computes_gradients
 from smelt.capture import Captured, capture
-from smelt.capture.staging.flow.stops import AS_NATIVE, COUNTED, TOO_LONG, TOO_MANY
+from smelt.capture.staging.flow.stops import TOO_LONG, TOO_MANY
 from smelt.compiler.long_loops import with_long_loops
 from smelt.compiler.object.compiled_types import NeedsGradients, ObservedProgram, Unrepeated
 from smelt.compiler.object.originals import move_originals
@@ -132,7 +132,7 @@ def _unit(
         fn.learnt.follows = False
         fn.learnt.most_s = fn.staging_s
         stage, attempts = partial(staged_unit, fn, captured, args, kwargs, options), fn.attempts
-        begun_as = fn.learnt.whole
+        begun_as = fn.learnt.assumed.as_native, fn.learnt.assumed.counts
         for number, (spec, is_wide) in enumerate(fn.freedom.specs if fn.freedom else ()):
             last = perf_counter()
             free = partial(stage, spec, is_wide=is_wide, odd=odd)
@@ -168,11 +168,12 @@ def _as_native(
 
     Second: whether sizes and numbers are free in it.
     """
-    fn.learnt.whole = frozenset((AS_NATIVE, *(fn.learnt.whole & {COUNTED})))
+    fn.learnt.assumed = replace(fn.learnt.assumed.without_loops(), as_native=True)
     for spec, is_wide in (*(fn.freedom.specs if fn.freedom else ()), (None, False)):
         odd = fn.freedom.odd if fn.freedom and spec is not None else ()
         unit, _ = staged_unit(fn, captured, args, kwargs, options, spec, is_wide=is_wide, odd=odd)
         if unit is not None:
             return unit, spec is not None
-    fn.learnt.whole = frozenset()  # further builds need not begin with what led to nothing
+    # Further builds need not begin with what led to nothing.
+    fn.learnt.assumed = replace(fn.learnt.assumed.without_loops(), as_native=False, counts=False)
     return None, False

@@ -159,10 +159,7 @@ class Open:
         self.too_deep, self.most_ends = 0, 32
         # Values of any kind that are numbers: a tensor of unknown element type has such items.
         self.numbers: set[Any] = self.operators.marks.numbers
-        # The calls that run; those whose ways meet where they end, and those whose ways do not.
-        self.calls: list[Call] = []
-        self.joined: set[object] = set()
-        self.unjoined: set[object] = set()
+        self.calls: list[Call] = []  # those that run
 
     @property
     def recorder(self) -> FakeRecorder:

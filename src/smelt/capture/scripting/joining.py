@@ -17,6 +17,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smelt.capture.recording.tensor_slots import Slot
+from smelt.capture.staging.flow.assumptions import Assumptions
 from smelt.capture.staging.flow.branches import apply, arm
 from smelt.capture.staging.flow.paths import Outcome
 from smelt.capture.staging.flow.stops import Again, CannotMerge, CannotStage, Exhausted
@@ -41,15 +42,17 @@ def want_joined(domain: Open) -> None:
     """
     inner = [c for c in domain.calls[1:] if c.level == len(domain.session.paths.regions)]
     last = next((i for i, c in enumerate(reversed(inner)) if c.is_joined), len(inner))
-    if any(c.key not in domain.unjoined for c in inner[len(inner) - last :]):
+    unjoined = domain.session.assumed.unjoined
+    if any(c.key not in unjoined for c in inner[len(inner) - last :]):
         # Those around them will ask the like: they learn it at once.
-        raise Again(join=frozenset(c.key for c in domain.calls[1:] if c.key not in domain.unjoined))
+        raise Again(Assumptions(joined=frozenset(c.key for c in domain.calls[1:] if c.key not in unjoined)))
 
 
 def joined(domain: Open, fn: FunctionType, arguments: object, run: Callable[[], object]) -> object:
     """What a call gives. arguments: all that it is given."""
     key = fn.__code__, fn.__qualname__
-    if key in domain.joined and key not in domain.unjoined and domain.calls:
+    assumed = domain.session.assumed
+    if key in assumed.joined and key not in assumed.unjoined and domain.calls:
         found = _as_region(domain, key, (fn, arguments), run)
         if found is not None:
             return found[0]
@@ -104,8 +107,7 @@ def _as_region(domain: Open, key: object, arguments: object, run: Callable[[], A
 
 
 def _never(domain: Open, key: object) -> None:
-    domain.unjoined.add(key)
-    domain.session.learnt = True
+    domain.session.learn(Assumptions(unjoined=frozenset((key,))))
 
 
 def _traced(domain: Open, run: Callable[[], Outcome], key: object) -> tuple[list[object], Outcome]:
@@ -114,10 +116,9 @@ def _traced(domain: Open, run: Callable[[], Outcome], key: object) -> tuple[list
         try:
             found: tuple[list[Any], Outcome] = domain.session.paths.trace(run, ("value",), ("join", key))
         except Again as again:
-            if not again.join or again.join <= domain.joined:
+            if not again.more.joined or again.more.joined <= domain.session.assumed.joined:
                 raise
-            domain.joined |= again.join
-            domain.session.learnt = True
+            domain.session.learn(again.more)
             if domain.session.stopped is again:
                 domain.session.stopped = None
         else:

@@ -54,6 +54,7 @@ from smelt.capture.scripting.values.variables import outer_variable
 from smelt.capture.staging import current
 from smelt.capture.staging.builder import StagedBuilder
 from smelt.capture.staging.fakes.patches import answering
+from smelt.capture.staging.flow.assumptions import Assumptions
 from smelt.capture.staging.flow.branches import check_genuine, record_raise
 from smelt.capture.staging.flow.growing import Grows
 from smelt.capture.staging.flow.paths import Outcome
@@ -87,19 +88,17 @@ _STEPS, _SECONDS = limits.SCRIPT_STEPS, limits.SCRIPT_SECONDS
 
 @dataclass
 class Learned:
-    """What earlier runs taught: branches that do not merge, loops that begin otherwise, types of parameters.
+    """What earlier runs taught.
 
-    budget: what is left of that of all runs. fixed: of which kinds the defaults are that parameters keep. present:
-    optional ones that are given all the same.
+    budget: what is left of that of all runs. joined: calls at whose end paths meet, found by runs for whatever
+    parameters. types: of parameters that have none of their own. fixed: of which kinds the defaults are that parameters
+    keep. present: optional ones that are given all the same.
     """
 
     budget: Budget
-    forked: set[object] = field(default_factory=set)
-    peeled: dict[object, int] = field(default_factory=dict)
-    whole: set[object] = field(default_factory=set)
-    joined: set[object] = field(default_factory=set)
-    unjoined: set[object] = field(default_factory=set)
-    assumed: dict[str, Type] = field(default_factory=dict)
+    joined: set[object]
+    assumed: Assumptions = field(default_factory=Assumptions)
+    types: dict[str, Type] = field(default_factory=dict)
     fixed: tuple[type, ...] = ()
     present: tuple[str, ...] = ()
 
@@ -164,7 +163,7 @@ def script_graph(
             if refusals and not _has_defaults(function, fixed):
                 continue
             try:
-                return _with_what_is_asked_for(fn, examples, Learned(budget, joined=joined, fixed=fixed))
+                return _with_what_is_asked_for(fn, examples, Learned(budget, joined, fixed=fixed))
             except CaptureError as error:
                 if error.code != "S0109":
                     raise refusals[0] if refusals else error from None
@@ -204,7 +203,7 @@ def _with_what_is_asked_for(
         asked = next((n for n in _asked_for(found) if n not in learned.present and n not in refused), None)
         if not found.raises or asked is None:
             break
-        more = Learned(learned.budget, joined=learned.joined, fixed=learned.fixed, present=(*learned.present, asked))
+        more = Learned(learned.budget, learned.joined, fixed=learned.fixed, present=(*learned.present, asked))
         try:
             further = _scripted(fn, examples, more)
         except CaptureError as error:
@@ -234,23 +233,16 @@ def _scripted(
 ) -> Scripted:
     for _ in range(_MOST_RUNS):
         try:
-            return _Run(fn, examples, learned).run()
+            return _Run(fn, examples, learned).learning()
         except Assume as assume:
-            if assume.name in learned.assumed:
+            if assume.name in learned.types:
                 raise _error(
                     f"parameter {assume.name} is used as things of several types", "annotate it", None
                 ) from None
-            learned.assumed[assume.name] = assume.type
+            learned.types[assume.name] = assume.type
         except Again as again:
-            if again.fork is not None:
-                learned.forked.add(again.fork)
-            elif again.whole is not None:
-                learned.whole.add(again.whole)
-            elif again.join or again.unjoin is not None:
-                learned.joined |= again.join
-                learned.unjoined |= {again.unjoin}
-            else:
-                learned.peeled[again.peel] = learned.peeled.get(again.peel, 0) + 1
+            learned.assumed |= again.more
+            learned.joined |= again.more.joined
     raise _error("scripting came to no end", f"it was started {_MOST_RUNS} times", None)
 
 
@@ -282,15 +274,21 @@ class _Run:
         self.caller = caller_modes()
         function, _ = entry_of(fn)
         self.parameters: Parameters = parameters_of(
-            fn, function, examples, learned.assumed, learned.fixed, learned.present
+            fn, function, examples, learned.types, learned.fixed, learned.present
         )
         self.roots = reachable(fn, self.parameters.named_constants)
         self.domain = domain = Open(builtins.list_of, builtins.text_of, Functions())
-        domain.joined, domain.unjoined = learned.joined, learned.unjoined
-        self.session = session = Session(domain, lambda code: False, self.roots, Scope(self.roots.modules))
-        session.stages_growth = True
-        session.forked, session.peeled, session.whole = learned.forked, learned.peeled, learned.whole
-        session.budget = learned.budget
+        assumed = replace(learned.assumed, joined=frozenset(learned.joined))
+        self.session = Session(domain, lambda code: False, self.roots, Scope(self.roots.modules), assumed)
+        self.session.stages_growth, self.session.budget = True, learned.budget
+
+    def learning(self) -> Scripted:
+        """As `run`, which teaches something however it ends."""
+        try:
+            return self.run()
+        finally:
+            self.learned.assumed = self.session.assumed
+            self.learned.joined |= self.session.assumed.joined
 
     def run(self) -> Scripted:
         session, domain = self.session, self.domain

@@ -19,6 +19,7 @@ from smelt.capture.dynamic.values import own
 from smelt.capture.recording.spans import Spans, is_smelts
 from smelt.capture.recording.tensor_slots import Record, Slot, StateSlot, slot_type
 from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, wrap
+from smelt.capture.staging.flow.assumptions import converted
 from smelt.capture.staging.flow.stops import Again
 from smelt.capture.staging.objects.cached import calls_cache
 from smelt.ir import BOOL, COMPLEX, FLOAT, INT, Type
@@ -198,16 +199,16 @@ class Reading:
         if is_key:
             frame = self._asking_frame()
             if frame is not None and calls_cache(frame) and session.convertible(frame.f_code):
-                raise Again(convert=frame.f_code)
-        if is_text and not session.fixes_texts:
+                raise Again(converted(frame.f_code))
+        if is_text and not session.assumed.fixes_texts:
             code = self._asking_code()
             if code is not None and session.convertible(code):
-                raise Again(convert=code)
+                raise Again(converted(code))
         site = session.site()
         codes = (self._asking_code(), None if site is None else site.code)
         for code in dict.fromkeys(code for code in codes if code is not None):
             if _may_do_without(code) and session.convertible(code):
-                raise Again(convert=code)
+                raise Again(converted(code))
 
     def asked_by(self) -> object:
         """Who asks how large a size is, which is a guard from now on. Where a line asks again and again, it may be the
@@ -220,7 +221,7 @@ class Reading:
         line = (site.code, site.span.line)
         self._guarding[line] = self._guarding.get(line, 0) + 1
         if self._guarding[line] > 2 and _has_loop(site.code) and session.convertible(site.code):
-            raise Again(convert=site.code)
+            raise Again(converted(site.code))
         return site
 
     def _asking_code(self) -> CodeType | None:

@@ -25,7 +25,6 @@ from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, is_sta
 from smelt.capture.staging.flow.data_slices import affine_of
 from smelt.capture.staging.flow.merge import Merger
 from smelt.capture.staging.flow.paths import MOST_PATHS
-from smelt.capture.staging.flow.stops import AS_NATIVE, COUNTED
 from smelt.capture.staging.objects.handlers import is_catchable
 from smelt.capture.staging.objects.unconverted_code import unwatched
 from smelt.capture.staging.reading import ITEM_TYPES
@@ -184,12 +183,12 @@ class Recorded:
             return None
         if not isinstance(slot, ScalarSlot):
             session.asks_natively |= session.size_trace is not None
-            native = session.reading.hint("is_nonzero") if AS_NATIVE in session.whole else None
+            native = session.reading.hint("is_nonzero") if session.assumed.as_native else None
             return None if native is None else session.paths.expect(slot, bool(native))
         if not slot.is_native or slot.worlds[0] is DEAD:
             return None
         session.asks_natively = True
-        return session.paths.expect(slot, bool(slot.worlds[0])) if AS_NATIVE in session.whole else None
+        return session.paths.expect(slot, bool(slot.worlds[0])) if session.assumed.as_native else None
 
     # --- types -------------------------------------------------------------------------------------------------------
 
@@ -286,7 +285,7 @@ class Recorded:
     def _as_counted(self, found: ScalarSlot, step: float) -> ScalarSlot:
         """The number of the first counter that is where this one is, which the graph then expects."""
         paths = self.session.paths
-        if COUNTED not in self.session.whole or not paths.is_on_all:
+        if not self.session.assumed.counts or not paths.is_on_all:
             return found
         first = paths.regions[-1].counters.first(found, step)
         if first is not found:

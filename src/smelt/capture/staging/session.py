@@ -33,6 +33,7 @@ from smelt.capture.staging.fakes import symbols
 from smelt.capture.staging.fakes.examples import Examples
 from smelt.capture.staging.fakes.fake_tensors import FakeRecorder
 from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
+from smelt.capture.staging.flow.assumptions import Assumptions, converted, forked, peeled
 from smelt.capture.staging.flow.paths import Ended, Paths
 from smelt.capture.staging.flow.stops import NO_FORM, PARTLY, TOO_LONG, Again, CannotStage, Exhausted
 from smelt.capture.staging.gradients import Gradients
@@ -84,13 +85,14 @@ class Budget:
 class Session:
     """The run of one thread.
 
-    stages_growth: containers that grow on one path only become values of the graph. fixes_texts: a size or number has
-    one value where a text is made of it. has_texts: the graph makes some. native: the recorded run, if there was one.
+    assumed: what earlier runs have found, and this one since. stages_growth: containers that grow on one path only
+    become values of the graph. has_texts: the graph makes texts of sizes. native: the recorded run, if there was one.
     """
 
     def __init__(
-        self, domain: Domain, convertible: Callable[[CodeType], bool], roots: Roots, scope: Scope, native: Any = None
-    ) -> None:
+        self, domain: Domain, convertible: Callable[[CodeType], bool], roots: Roots, scope: Scope,
+        assumed: Assumptions, native: Any = None,
+    ) -> None:  # fmt: skip
         names_of_fakes()
         self.domain = domain
         domain.session = self
@@ -102,16 +104,12 @@ class Session:
         self.streams = (sys.stdout, sys.stderr)
         self.showing = showing()
         self.reruns, self.has_caught = native is not None and native.reruns, False
-        self.stages_growth = self.fixes_texts = self.has_texts = False
+        self.stages_growth = self.has_texts = False
         self.resized = 0  # how often a staged container got another length
-        self.forked: set[object] = set()
         self.write_only: Sequence[Any] = ()  # places outside that the native run wrote and did not read
-        self.grew: set[object] = set()  # those of them in which a container grew
         self.asks_natively = False  # whether a branch on every way asks what the recorded run has found
-        self.learnt = False  # whether this run found some of these itself
-        self.peeled: dict[object, int] = {}
-        self.whole: set[object] = set()
-        self.trials: frozenset[str] = frozenset()
+        self.assumed = assumed
+        self.has_learnt = False  # whether this run found some of that itself
         self.cached: dict[object, tuple[object, object]] = {}  # what caches gave for sizes that are free
         # The branches before which dictionaries were staged.
         self.staged_at: list[object] = []
@@ -148,10 +146,14 @@ class Session:
         """Examples of values that depend on data."""
         return Examples(self.paths.asked)
 
-    def will_fork(self, key: object) -> None:
-        """A branch that could not be merged is explored both ways from now on."""
-        self.forked.add(key)
-        self.learnt = True
+    def learn(self, more: Assumptions) -> None:
+        """This run has found something itself, and goes on with it."""
+        self.assumed |= more
+        self.has_learnt = True
+
+    def will_fork(self, key: object, *, grew: bool = False) -> None:
+        """A branch that could not be merged is explored both ways from now on. grew: since a container grew in it."""
+        self.learn(forked(key) | Assumptions(grew=frozenset((key,) if grew else ())))
 
     # --- stops -------------------------------------------------------------------------------------------------------
 
@@ -174,11 +176,11 @@ class Session:
         self.domain.check_unmerge(why)
         kind, key = why if isinstance(why, tuple) and len(why) == 2 else ("", None)
         if kind == "fork":
-            raise Again(fork=key)
+            raise Again(forked(key))
         if kind == "join":
-            raise Again(unjoin=key)
-        if kind == "loop" and self.peeled.get(key, 0) < 3:
-            raise Again(peel=key)
+            raise Again(Assumptions(unjoined=frozenset((key,))))
+        if kind == "loop" and self.assumed.peeled.get(key, 0) < 3:
+            raise Again(peeled(key))
         self.cannot("a variable or tensor means one thing on one path and another on the other", "no graph holds both")
 
     def caught(self, op: str) -> None:
@@ -214,8 +216,8 @@ class Session:
 
     def spread_names(self, table: StagedObject) -> NoReturn:
         """The names of arguments that only a run knows. Raises: Again where a branch made them so; CannotStage."""
-        if self.staged_at and self.staged_at[-1] not in self.forked:
-            raise Again(fork=self.staged_at[-1])
+        if self.staged_at and self.staged_at[-1] not in self.assumed.forked:
+            raise Again(forked(self.staged_at[-1]))
         self.cannot("a call's keyword arguments are a dictionary with dynamic keys")
 
     def want_converted(self) -> None:
@@ -224,12 +226,12 @@ class Session:
         if site is None:
             return
         if self.convertible(site.code):
-            raise Again(convert=site.code)
+            raise Again(converted(site.code))
         # Some functions of torch's can be, too.
         frame: Any = sys._getframe(1)
         while frame is not None and frame.f_code is not site.code and frame is not self.base_frame:
             if self.convertible(frame.f_code):
-                raise Again(convert=frame.f_code)
+                raise Again(converted(frame.f_code))
             frame = frame.f_back
 
     # --- what Python insists on --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -47,15 +47,12 @@ from smelt.capture.staging import current
 from smelt.capture.staging.builder import StagedBuilder
 from smelt.capture.staging.draws import drawing
 from smelt.capture.staging.fakes.patches import answering
+from smelt.capture.staging.flow.assumptions import Assumptions, LoopKind
 from smelt.capture.staging.flow.branches import check_genuine, record_raise
 from smelt.capture.staging.flow.control import StagingRuntime
 from smelt.capture.staging.flow.ordering import check_unchanged
 from smelt.capture.staging.flow.paths import Outcome
 from smelt.capture.staging.flow.stops import (
-    AS_NATIVE,
-    COUNTED,
-    GROWTH,
-    NO_GROWTH,
     Again,
     CannotGrow,
     CannotStage,
@@ -97,20 +94,15 @@ _SECONDS, _SECONDS_EACH = limits.STAGING_SECONDS, 10e-3
 
 @dataclass
 class Learnt:
-    """What one staging of a program finds out about where its ways meet, with which the next one begins: where they are
-    kept apart, loops that are one loop of the graph, turns that stand before their loops, functions that are converted.
+    """What one staging of a program finds out, with which the next one begins.
+
     exhausted: how many came to no end in their time; the next has a quarter of it, all further ones a sixteenth.
     most_s: the seconds that one may take at most.
     follows: where no graph holds all ways, one for the recorded way is made at once; else `asks_natively` says whether
-    that may lead to one. trials: operators whose results are found by trying them on the CPU.
+    that may lead to one.
     """
 
-    forked: frozenset[object] = frozenset()
-    grew: frozenset[object] = frozenset()
-    whole: frozenset[object] = frozenset()
-    peeled: Mapping[object, int] = field(default_factory=dict)
-    converted: frozenset[Any] = frozenset()
-    trials: frozenset[str] = frozenset()
+    assumed: Assumptions = field(default_factory=Assumptions)
     exhausted: int = 0
     most_s: float = inf
     follows: bool = True
@@ -195,76 +187,70 @@ class _Run:
         is_known = self.native.class_askers is not None and not self.native.conversions
         self.is_watched = not is_known or not all(map(functions.has, class_askers))
         before = self.learnt
-        for code in before.converted:
+        for code in before.assumed.converted:
             functions.want(code)
-        converted = set(before.converted)
-        forked, grew, whole, peeled = set(before.forked), set(before.grew), set(before.whole), dict(before.peeled)
+        assumed = before.assumed
         unrolled: dict[object, int] = {}
-        fixes_texts = False
         length = 0 if self.native.graph is None else sum(1 for _ in self.native.graph.walk())
         seconds = min(_SECONDS + _SECONDS_EACH * length, before.most_s) / 4 ** min(before.exhausted, 2)
         budget = Budget(_STEPS + _STEPS_EACH * length, thread_time() + seconds)
         for _ in range(_MOST_RUNS):
-            session = Session(Recorded(), functions.can, self.roots, Scope(self.roots.modules), self.native)
+            scope = Scope(self.roots.modules)
+            session = Session(Recorded(), functions.can, self.roots, scope, assumed, self.native)
             session.budget = budget
-            session.forked, session.peeled, session.whole = forked, peeled, whole
-            session.write_only = self.write_only
-            session.grew, session.stages_growth = grew, GROWTH in whole
+            session.write_only, session.stages_growth = self.write_only, assumed.grows
             session.unrolled = unrolled
-            session.fixes_texts, session.trials = fixes_texts, before.trials
             try:
                 found = self._once(session, functions, arguments)
                 if not self._is_other:  # of the program for another size: what holds of it need not hold of this one
-                    before.forked, before.grew, before.whole = frozenset(forked), frozenset(grew), frozenset(whole)
-                    before.peeled, before.converted = peeled, frozenset(converted)
+                    before.assumed = replace(session.assumed, fixes_texts=False)
                 return found
-            except Again as known:
-                if self._is_for_loops and known.whole is not None and not _may_have_loops(whole, known.whole):
+            except Again as again:
+                more, assumed = again.more, session.assumed
+                if self._is_for_loops and not _may_have_loops(assumed, more):
                     return self.failed(_error("a long loop stays unrolled, as recorded", "its iterations differ", None))
-                if known.trial:
-                    before.trials |= {known.trial}
-                elif known.convert is not None:
-                    functions.want(known.convert)
-                    converted.add(known.convert)
-                elif known.fork is not None:
-                    if known.fork in forked:
-                        return self.failed(_error("a branch cannot be merged", "it was forked, and met again", None))
-                    forked.add(known.fork)
-                elif known.whole is not None:
-                    whole.add(known.whole)
-                    if known.whole == GROWTH:
-                        forked -= grew
-                else:
-                    peeled[known.peel] = peeled.get(known.peel, 0) + 1
+                if not more.forked.isdisjoint(assumed.forked):
+                    return self.failed(_error("a branch cannot be merged", "it was forked, and met again", None))
+                before.assumed = replace(before.assumed, trials=before.assumed.trials | more.trials)
+                for code in more.converted:
+                    functions.want(code)
+                assumed |= more
+                if more.grows:
+                    assumed = assumed.without_forks_that_grow()
             except CannotStage as stop:
+                assumed = session.assumed
                 if self._is_for_loops:
                     return self.failed(_error(stop.what, stop.why, stop.site))
                 if session.has_texts:
                     # Python itself may have to know a text, as the name of something.
-                    fixes_texts = True
+                    assumed = replace(assumed, fixes_texts=True)
                     continue
-                if GROWTH in whole:
-                    whole = {NO_GROWTH, *(whole & {AS_NATIVE, COUNTED})}
+                if assumed.grows:
+                    assumed = replace(assumed.without_loops(), grows_not=True)
                     continue
-                if (grew or isinstance(stop, CannotGrow)) and NO_GROWTH not in whole:
+                if (assumed.grew or isinstance(stop, CannotGrow)) and not assumed.grows_not:
                     # Ways that part at a container may have come to where none goes, or have to meet in a loop.
-                    whole.add(GROWTH)
-                    forked -= grew
+                    assumed = replace(assumed, grows=True).without_forks_that_grow()
                     continue
-                growing = {known for known in whole if isinstance(known, tuple) and known[0] == "growing"}
-                if growing:
+                if assumed.of_kind(LoopKind.COUNTED):
                     # A loop of which each number of turns is a way of its own need not be that.
-                    whole = whole - growing | {("level", key) for _, key in growing}
+                    assumed = assumed.without_counted_loops()
                     continue
-                known_loops = {("unrolled", key) for key in session.rolled} - whole
-                if known_loops:
+                unrolled_now = frozenset((key, LoopKind.UNROLLED) for key in session.rolled)
+                if not unrolled_now <= assumed.loops:
                     # A loop over what Python knows need not be one of the graph.
-                    whole |= known_loops
+                    assumed |= Assumptions(loops=unrolled_now)
                     continue
-                is_followed = session.asks_natively and AS_NATIVE not in whole and not isinstance(stop, Exhausted)
+                is_followed = session.asks_natively and not assumed.as_native and not isinstance(stop, Exhausted)
                 before.asks_natively |= is_followed
                 if is_followed and before.follows:
-                    forked, grew, whole = set(before.forked), set(before.grew), {*before.whole, AS_NATIVE}
+                    assumed = replace(
+                        before.assumed,
+                        as_native=True,
+                        peeled=assumed.peeled,
+                        converted=assumed.converted,
+                        fixes_texts=assumed.fixes_texts,
+                    )
                     continue
                 before.exhausted += isinstance(stop, Exhausted)
                 if session.recorder.error is not None:
@@ -363,8 +349,8 @@ class _Run:
         native = None if self._is_other else self.native.graph
         other = None if native is None else disagreement(native, graph, symbols.given)
         if other is not None:
-            if other.op and other.op not in session.trials:
-                raise Again(trial=other.op)
+            if other.op and other.op not in session.assumed.trials:
+                raise Again(Assumptions(trials=frozenset((other.op,))))
             raise CannotStage(
                 f"with symbolic sizes the program took another path: {other.text}",
                 "it tells a size that is a symbol from a plain int",
@@ -402,9 +388,9 @@ class _Run:
         for change in outcome.writes.values():
             if heap is None or not heap.takes(change.container, change.key):
                 arm = session.paths.arm_of(change) if depends_on_data(change.new, self.roots) else None
-                if arm is not None and arm not in session.whole:
+                if arm is not None and arm not in session.assumed.arms:
                     # The native run changed nothing there: the graph holds for what goes the other way, too.
-                    raise Again(whole=arm)
+                    raise Again(Assumptions(arms=frozenset((arm,))))
                 check_effect(change, self.roots)
         stand_ins: dict[int, Slot] = {}
         given = arguments if symbols is None else symbols
@@ -453,7 +439,7 @@ class _Run:
             facts, self.native.opened, outer=self.native.outer, kinds=kinds, own_backward=self.native.own_backward,
             own_line=self.native.own_line, recomputed=self.native.recomputed,
             spent=self.native.spent, begins_bare=self.native.begins_bare,
-            reruns=session.has_caught, catches=session.has_caught, is_way=AS_NATIVE in session.whole,
+            reruns=session.has_caught, catches=session.has_caught, is_way=session.assumed.as_native,
             asks_modes=self.native.asks_modes,
         )  # fmt: skip
 
@@ -487,10 +473,13 @@ class _Run:
             raise CannotStage(f"the program leaves {stop} in an argument", "it is not written back", None) from None
 
 
-def _may_have_loops(whole: Collection[object], known: object) -> bool:
-    """Whether some loop may still be one of the graph, where this is known of one besides: that it is, or is not."""
-    kept = {key[1] for key in (*whole, known) if isinstance(key, tuple) and len(key) == 2 and key[0] == "unrolled"}
-    return any(isinstance(key, tuple) and len(key) == 3 and key not in kept for key in (*whole, known))
+def _may_have_loops(assumed: Assumptions, more: Assumptions) -> bool:
+    """Whether some loop may still be one of the graph, where more is known of one: that it is, or is not."""
+    if not (more.loops or more.lists or more.arms or more.grows):
+        return True
+    known = assumed | more
+    unrolled = known.of_kind(LoopKind.UNROLLED)
+    return bool(known.lists or known.arms or known.of_kind(LoopKind.WHOLE) - unrolled)
 
 
 def _after(outer: Outer, gradients: Gradients) -> Outer | None:

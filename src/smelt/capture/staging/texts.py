@@ -51,7 +51,7 @@ def is_said(session: Session, value: object) -> bool:
     """Whether the text of a value is made by the graph."""
     if holds_data(session, value):
         return True
-    if session.fixes_texts or not holds_sized(value):
+    if session.assumed.fixes_texts or not holds_sized(value):
         return False
     session.has_texts = True
     return True
@@ -71,7 +71,7 @@ def text_of(session: Session, runtime: Runtime, value: object, name: str) -> obj
     """`str(value)` or `repr(value)`, as a text of the graph where it is one."""
     plain: Callable[[object], str] = str if name == "str" else repr
     if not is_said(session, value):
-        own = None if session.fixes_texts or is_sized(value) else own_text(value, name)
+        own = None if session.assumed.fixes_texts or is_sized(value) else own_text(value, name)
         return plain(value) if own is None else runtime.call(0, own, (value,), {})
     made = ("py.str",) if name == "str" else ("py.call", "builtins.repr")
     return text(session, value, plain, lambda said: session.emit(*made, said))

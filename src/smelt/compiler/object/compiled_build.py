@@ -25,7 +25,8 @@ from smelt._torch.state import is_grad_enabled
 from smelt._torch.storage import without_elements
 from smelt.capture.reads.reads import ReadLog, RecorderBusy
 from smelt.capture.recording.kept_casts import KeptCast
-from smelt.capture.staging.flow.stops import AS_NATIVE, COUNTED, PARTLY
+from smelt.capture.staging.flow.assumptions import Assumptions
+from smelt.capture.staging.flow.stops import PARTLY
 from smelt.capture.structure.state import STATE, Place, in_names, without_state
 from smelt.compiler.deciding.attempts import Attempts
 from smelt.compiler.deciding.call_profile import Look, Sight
@@ -283,8 +284,7 @@ class Builds:
             attempts=self._attempts, ledger=self.ledger,
         )  # fmt: skip
         program.learnt.exhausted = self._exhausted
-        known = ((AS_NATIVE, self._as_native), (COUNTED, not self._counts_apart))
-        program.learnt.whole = frozenset(what for what, holds in known if holds)
+        program.learnt.assumed = Assumptions(as_native=self._as_native, counts=not self._counts_apart)
         started = time.perf_counter()
         before = errors_in_programs()
         failure: Exception | None = None
@@ -296,7 +296,7 @@ class Builds:
             except Unrepeated as error:
                 unmade = Unmade(error.later)
             self._exhausted = program.learnt.exhausted
-            self._as_native |= AS_NATIVE in program.learnt.whole
+            self._as_native |= program.learnt.assumed.as_native
         except RecorderBusy:
             self._count_build(missed, -1)
             return self._original.run(_RECORDED_ELSEWHERE, args, kwargs, is_fault=False)

@@ -584,7 +584,7 @@ class FakeRecorder(Recorder):
         """What the operator gives on the CPU: what its kernel without data said in the CPU's layout, or, where that
         is in doubt, what trials tell. (They cannot tell of views.)
         """
-        if (info.name in self.session.trials or is_doubtful(said)) and not _is_view(said):
+        if (info.name in self.session.assumed.trials or is_doubtful(said)) and not _is_view(said):
             tried = self._tried(info, args, kwargs)
             return said if tried is DEAD else tried
         with unseen():

@@ -97,13 +97,13 @@ def branch(
     """
     site = session.site()
     known = session.paths.known(slot)
-    if known is None and session.paths.is_on_all and ("effect", key, True) in session.whole:
+    if known is None and session.paths.is_on_all and (key, True) in session.assumed.arms:
         known = session.paths.expect(slot, False)
-    elif known is None and session.paths.is_on_all and ("effect", key, False) in session.whole:
+    elif known is None and session.paths.is_on_all and (key, False) in session.assumed.arms:
         known = session.paths.expect(slot, True)
     elif known is None:
         known = session.domain.as_native(slot)
-    while known is None and key not in session.forked:
+    while known is None and key not in session.assumed.forked:
         before = session.paths.taken()
         try:
             outcome = _merged(session, key, slot, (then, orelse), names, get, set_, site, anew)
@@ -112,8 +112,7 @@ def branch(
             if type_ is not None and _is_carried(session, grows.container):
                 raise Grows(grows.container, type_, site) from None
             if not _staged_before(session, key, grows.container, type_, (then, orelse), names, get, set_, site):
-                session.grew.add(key)
-                session.will_fork(key)
+                session.will_fork(key, grew=True)
                 session.paths.not_again(before)
         except Grows as grows:
             is_older = session.is_older(grows.grown) or _is_carried(session, grows.grown)
@@ -129,7 +128,7 @@ def branch(
                 session.end()
             apply(outcome, set_)
             return
-    if known is None and key in session.grew:
+    if known is None and key in session.assumed.grew:
         session.paths.check_turns(site)
     answer = session.paths.fork(slot, site)
     set_(resolved(names, get(), slot, answer, session.paths.negations))

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from smelt.capture.reads.reads_values import home_of
 from smelt.capture.recording.spans import Site
 from smelt.capture.staging.fakes.symbols import WORLDS, ScalarSlot, StagedObject, class_of, is_staged, slot_of
+from smelt.capture.staging.flow.assumptions import Assumptions
 from smelt.capture.staging.flow.stops import Again
 from smelt.capture.staging.objects.carried_leaves import leaf_type
 from smelt.capture.staging.objects.containers import contents, has_slots_only, refill
@@ -145,7 +146,7 @@ def stage_container(
     for key, lists in session.gone_over:
         if any(one is grown for one in lists):
             if key is not None:
-                raise Again(whole=("over", key, type_))
+                raise Again(Assumptions(lists={key: type_}))
             session.cannot("a list grows in a loop over it, in some runs", "Python goes over what is put in, too")
     _check_holders(session, site, grown, snapshot)
     is_dict = isinstance(grown, dict)

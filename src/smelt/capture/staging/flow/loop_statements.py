@@ -13,6 +13,7 @@ import torch
 from smelt.capture.convert.runtime import Get, Names, Runtime, Set, Thunk, nothing
 from smelt.capture.recording.tensor_slots import Slot, slot_type
 from smelt.capture.staging.fakes.symbols import StagedObject, is_staged, slot_of
+from smelt.capture.staging.flow.assumptions import LoopKind, loop_is
 from smelt.capture.staging.flow.branches import branch, condition, traced_truth
 from smelt.capture.staging.flow.iterables import (
     KnownRange,
@@ -61,9 +62,9 @@ class LoopStatement(NamedTuple):
 def stage_while(session: Session, loop: LoopStatement, test: Thunk) -> None:
     """A `while`: one loop of the graph as soon as its test depends on data."""
     key, trace = loop.key, session.size_trace
-    peeled, turns = session.peeled.get(key, 0), 0
-    is_unrolled = ("unrolled", key) in session.whole
-    is_whole = key in session.whole and not is_unrolled
+    peeled, turns = session.assumed.peeled.get(key, 0), 0
+    is_unrolled = session.assumed.has(key, LoopKind.UNROLLED)
+    is_whole = session.assumed.has(key, LoopKind.WHOLE) and not is_unrolled
     while True:
         records = session.recorder.records
         mark, answers = len(records), dict(session.paths.regions[-1].answers)
@@ -78,16 +79,16 @@ def stage_while(session: Session, loop: LoopStatement, test: Thunk) -> None:
         is_of_sizes = slot is None and trace is not None and len(trace.guards) > asked
         if is_of_sizes and turns and not is_whole and not is_unrolled:
             # How often it turns follows from a free size or number: one loop for all of them.
-            raise Again(whole=key)
+            raise Again(loop_is(key))
         if peeled > 0 or (slot is None and not is_whole):
             if slot is not None and not session.paths.fork(slot):
                 return
             peeled, turns = peeled - 1, turns + 1
             loop.body()
             continue
-        if turns and key not in session.whole and key not in session.peeled:
+        if turns and not session.assumed.has(key, LoopKind.WHOLE) and key not in session.assumed.peeled:
             # It came to depend on data on the way: a loop of the graph from its first turn.
-            raise Again(whole=key)
+            raise Again(loop_is(key))
         if session.recorder.records is not records:
             session.cannot(
                 "the condition of a loop converts a value to bool in Python",
@@ -102,12 +103,12 @@ def stage_while(session: Session, loop: LoopStatement, test: Thunk) -> None:
         if is_of_sizes and trace is not None:
             trace.back(start)
             session.rolled.add(key)
-        if ("test", key) in session.whole:
+        if session.assumed.has(key, LoopKind.TESTED):
             _testing(session, loop, test)
         else:
             _one_loop(session, loop, lambda: _truth(session, test()))
         if is_of_sizes and _loses_sizes(session, before, loop.get()):
-            raise Again(whole=("unrolled", key))
+            raise Again(loop_is(key, LoopKind.UNROLLED))
         return
 
 
@@ -146,7 +147,7 @@ def stage_for(session: Session, runtime: Runtime, loop: LoopStatement, iterable:
     if sequence is None and _is_rolled(session, key, iterable, more):
         sequence = KnownRange(iterable)
     elif sequence is not None and session.size_trace is not None:
-        if ("unrolled", key) in session.whole:
+        if session.assumed.has(key, LoopKind.UNROLLED):
             length = sequence.known_length()
             if length is not None:
                 # What has just fixed it lets Python go over a tensor itself, as another way's run will.
@@ -157,7 +158,7 @@ def stage_for(session: Session, runtime: Runtime, loop: LoopStatement, iterable:
     if sequence is None:
         _unrolled(session, loop, iterable)
         return
-    for number in range(session.peeled.get(key, 0)):
+    for number in range(session.assumed.peeled.get(key, 0)):
         if not isinstance(sequence, KnownRange):
             length = sequence.length()
             longer = session.emit("py.gt", length, number) if is_staged(length) else length > number
@@ -168,8 +169,8 @@ def stage_for(session: Session, runtime: Runtime, loop: LoopStatement, iterable:
         slot = condition(session, go)
         if not (bool(go) if slot is None else session.paths.fork(slot)):
             return
-    start = session.peeled.get(key, 0)
-    is_live = ("live", key) in session.whole
+    start = session.assumed.peeled.get(key, 0)
+    is_live = session.assumed.has(key, LoopKind.LIVE)
     body = loop.body if is_live else _kept_as_long(session, loop, sequence)
     if more is not None or is_live:
         _with_breaks(session, runtime, loop._replace(body=body), sequence, start)
@@ -184,7 +185,7 @@ def stage_for(session: Session, runtime: Runtime, loop: LoopStatement, iterable:
         iterable.is_spent = True
     if turns is not None and (not staged.is_known_after or not _is_worth_it(session, staged)):
         # What Python computes on the way would depend on data; or little would be gained.
-        raise Again(whole=("unrolled", key))
+        raise Again(loop_is(key, LoopKind.UNROLLED))
 
 
 def _is_worth_it(session: Session, staged: Loop) -> bool:
@@ -202,19 +203,19 @@ def _kept_as_long(session: Session, loop: LoopStatement, sequence: StagedSequenc
         before, resized = [one.slot for one in lists], session.resized
         body(item)
         if session.resized != resized and any(one.slot is not old for one, old in zip(lists, before, strict=True)):
-            raise Again(whole=("live", key))
+            raise Again(loop_is(key, LoopKind.LIVE))
 
     return turn if lists else body
 
 
 def _is_rolled(session: Session, key: object, iterable: object, more: Thunk | None) -> bool:
     """Whether a loop that Python knows all of is one loop of the graph: a long one, or one that data may end."""
-    if type(iterable) is not range or not session.whole.isdisjoint((("unrolled", key), ("growing", key))):
+    if type(iterable) is not range or session.assumed.has(key, LoopKind.UNROLLED, LoopKind.COUNTED):
         return False
-    rolled = key in session.whole or (more is None and len(iterable) > LONG)
+    rolled = session.assumed.has(key, LoopKind.WHOLE) or (more is None and len(iterable) > LONG)
     if rolled:
         session.rolled.add(key)
-    return rolled and len(iterable) > session.peeled.get(key, 0)
+    return rolled and len(iterable) > session.assumed.peeled.get(key, 0)
 
 
 def _with_breaks(session: Session, runtime: Runtime, loop: LoopStatement, sequence: StagedSequence, start: int) -> None:
@@ -224,7 +225,7 @@ def _with_breaks(session: Session, runtime: Runtime, loop: LoopStatement, sequen
     state: list[Any] = [start, True]
     body, get, set_ = loop.body, loop.get, loop.set
     more = loop.more if loop.more is not None else lambda: True
-    at_start = None if ("live", loop.key) in session.whole else sequence.length()
+    at_start = None if session.assumed.has(loop.key, LoopKind.LIVE) else sequence.length()
 
     def test() -> object:
         length = sequence.length() if at_start is None else at_start
@@ -253,16 +254,16 @@ def _must_not_grow(session: Session, loop: LoopStatement, turns: int, before: tu
     """Where a short loop that data may end makes tensors of known sizes ones of unknown sizes, each number of its
     turns is a way of its own: there all sizes are known. before: what the variables held. Raises: Again.
     """
-    if turns <= _MOST_GROWING and ("level", loop.key) not in session.whole:
+    if turns <= _MOST_GROWING and not session.assumed.has(loop.key, LoopKind.UNCOUNTED):
         for old, new in zip(before, loop.get(), strict=True):
             if not _all_known(session, new) and _all_known(session, old):
-                raise Again(whole=("growing", loop.key))
+                raise Again(loop_is(loop.key, LoopKind.COUNTED))
 
 
 def _unrolled(session: Session, loop: LoopStatement, iterable: Iterable[object]) -> None:
     """A loop over what Python knows; once it may have ended early, each further turn stands under an `if`."""
     may_roll = type(iterable) is range and len(iterable) >= SHORT
-    may_roll = may_roll and session.whole.isdisjoint((loop.key, ("unrolled", loop.key), ("growing", loop.key)))
+    may_roll = may_roll and not session.assumed.has(loop.key, LoopKind.WHOLE, LoopKind.UNROLLED, LoopKind.COUNTED)
     session.gone_over.append((loop.key if type(iterable) is list else None, lists_under(iterable)))
     try:
         _turns(session, loop, iterable, may_roll)
@@ -277,7 +278,7 @@ def _turns(session: Session, loop: LoopStatement, iterable: Any, may_roll: bool)
         records, mark = session.recorder.records, len(session.recorder.records)
         loop.body(item)
         if may_roll and not is_short and any(isinstance(r, Structured) for r in records[mark:]):
-            raise Again(whole=loop.key)
+            raise Again(loop_is(loop.key))
         if loop.more is None:
             if may_roll and number == 1:  # the first one often differs
                 _must_be_small(session, loop, size_of(records[mark:]) * len(iterable))
@@ -289,8 +290,8 @@ def _turns(session: Session, loop: LoopStatement, iterable: Any, may_roll: bool)
                 return
             continue
         if may_roll and not is_short:
-            raise Again(whole=loop.key)
-        if ("growing", loop.key) in session.whole:
+            raise Again(loop_is(loop.key))
+        if session.assumed.has(loop.key, LoopKind.COUNTED):
             if not session.paths.fork(slot):
                 return
             continue
@@ -306,7 +307,7 @@ def _must_be_small(session: Session, loop: LoopStatement, operators: int) -> Non
     """Raises: Again where a loop's iterations are many operators, one after the other."""
     if operators > LARGE:
         session.unrolled[loop.key] = operators
-        raise Again(whole=loop.key)
+        raise Again(loop_is(loop.key))
 
 
 def _rest(session: Session, loop: LoopStatement, more: Thunk, rest: Sequence[object], slot: Slot) -> None:

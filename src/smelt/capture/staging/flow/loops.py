@@ -20,6 +20,7 @@ from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import number_of
 from smelt.capture.recording.tensor_slots import Slot, slot_type
 from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, class_of, is_staged, slot_of, wrap_as
+from smelt.capture.staging.flow.assumptions import LoopKind, loop_is, peeled
 from smelt.capture.staging.flow.branches import check_genuine, own_cells, record_raise
 from smelt.capture.staging.flow.growing import Grows, container_type, stage_container
 from smelt.capture.staging.flow.merge import Pending, Poison, check_identities, flag_in, is_result
@@ -132,8 +133,8 @@ class Loop:
 
     def unstable(self, why: str) -> NoReturn:
         """The first turn differs from the others: take it out of the loop. Raises: Again, CannotStage."""
-        if self.session.peeled.get(self.key, 0) < _PEELED:
-            raise Again(peel=self.key)
+        if self.session.assumed.peeled.get(self.key, 0) < _PEELED:
+            raise Again(peeled(self.key))
         raise CannotStage("a loop that depends on data cannot be one loop of the graph", why, self.site)
 
     def check_unset(self, error: NameError) -> None:
@@ -153,7 +154,7 @@ class Loop:
             if outcome.is_raised:
                 self.session.cannot("the test of a loop always raises")
             if self._changed(outcome.value, outcome.writes):
-                raise Again(whole=("test", self.key))
+                raise Again(loop_is(self.key, LoopKind.TESTED))
             regions.append(RegionRecords(params, records, [session.encode(outcome.test)]))
         index: tuple[Slot, ...] = ()
         arguments: tuple[object, ...] = ()
@@ -667,11 +668,11 @@ def grown_over(
     session: Session, key: Any, items: list[Any], names: Sequence[str], get: Get, set_: Set, body: Callable[..., None]
 ) -> object:
     """What a loop over a list goes over: a staged one where the list is known to grow in it, in some runs."""
-    found = next((w for w in session.whole if isinstance(w, tuple) and w[:2] == ("over", key)), None)
-    if found is None:
+    type_ = session.assumed.lists.get(key)
+    if type_ is None:
         return items
     snapshot = session.whole_snapshot(own_cells(get, set_, names), [body])
-    return stage_container(session, session.site(), items, found[2], get, set_, snapshot)
+    return stage_container(session, session.site(), items, type_, get, set_, snapshot)
 
 
 def _within(start: object, stop: object, step: object) -> tuple[object, object] | None:

@@ -58,7 +58,7 @@ def ordered(session: Session, runtime: Runtime, items: list[Any], key: Any, reve
     found = _sortable(session, keys)
     if found is not None and not session.domain.may_be_caught():
         why = "what is in it is changed where others hold it, too"
-        if place not in session.forked:
+        if place not in session.assumed.forked:
             records, mark = session.recorder.records, len(session.recorder.records)
             order = session.emit("py.call", "list.sorted_by", list(range(len(items))), found, bool(reverse))
             try:

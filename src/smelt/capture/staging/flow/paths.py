@@ -21,7 +21,8 @@ from smelt.capture.recording.spans import Site
 from smelt.capture.recording.tensor_slots import Slot, slot_type
 from smelt.capture.staging.counters import Counters
 from smelt.capture.staging.fakes.symbols import WORLDS, ScalarSlot, is_staged
-from smelt.capture.staging.flow.stops import GROWTH, NO_GROWTH, TOO_LONG, TOO_MANY, Again, CannotStage, Exhausted
+from smelt.capture.staging.flow.assumptions import Assumptions, forked
+from smelt.capture.staging.flow.stops import TOO_LONG, TOO_MANY, Again, CannotStage, Exhausted
 from smelt.capture.staging.flow.unify import unify
 from smelt.capture.staging.objects.heap import Change
 from smelt.capture.staging.records import RegionRecords
@@ -185,11 +186,11 @@ class Paths:
         Raises: Again where such containers have not been values of the graph yet.
         """
         turns = sum(known == site for _, _, known in self.regions[-1].segments)
-        if turns >= _MOST_TURNS and self.session.whole.isdisjoint((GROWTH, NO_GROWTH)):
-            raise Again(whole=GROWTH)
+        if turns >= _MOST_TURNS and not (self.session.assumed.grows or self.session.assumed.grows_not):
+            raise Again(Assumptions(grows=True))
 
-    def arm_of(self, change: Change) -> object:
-        """An arm of a branch without which a place would keep what it held; None where there is none."""
+    def arm_of(self, change: Change) -> tuple[object, bool] | None:
+        """A branch, and the arm of it without which a place would keep what it held; None where there is none."""
         if not (_is_of_graph(change.new) and (_is_of_graph(change.old) or type(change.old) in _PLAIN)):
             return None
         old = self.session.encode(change.old)
@@ -200,7 +201,7 @@ class Paths:
             for side, other in zip(sides, (False, True), strict=False):
                 is_old = self.resolved(side) is self.resolved(old) if isinstance(side, Slot) else _is_literal(side, old)
                 if is_old and isinstance(why, tuple) and why[0] == "fork":
-                    return ("effect", why[1], other)
+                    return why[1], other
             waiting.extend(sides)
         return None
 
@@ -266,10 +267,10 @@ class Paths:
             for ours, theirs in zip(region.segments[: number + 1], other.segments[: number + 1], strict=True):
                 unify(ours, theirs, self.aliases, session.recorder.constants)
         except CannotStage:
-            if not session.learnt:
+            if not session.has_learnt:
                 raise
             # A branch was merged at first, and could not be later: another run does alike both times.
-            raise Again(fork=("learnt", len(session.forked))) from None
+            raise Again(forked(("learnt", len(session.assumed.forked)))) from None
         theirs_, their_outcome = self._combine(other, number + 1, part)
         arms = [(mine, my_outcome), (theirs_, their_outcome)]
         if not region.taken[number]:

@@ -7,10 +7,10 @@ import inspect
 import sys
 import traceback
 from collections.abc import Iterator
-from types import CodeType
 
 from smelt.capture.recording.spans import Site, is_smelts
 from smelt.capture.staging import current
+from smelt.capture.staging.flow.assumptions import Assumptions
 
 EFFECT = "an effect on Python's objects is no part of a graph"
 MEMBERS = "a set of dynamic values has a data-dependent size"
@@ -25,12 +25,6 @@ PARTLY = "an attribute that is only written is written on some paths only"
 
 TOO_LONG, TOO_MANY = "staging took too long", "the program has too many paths"
 """What ended a run that another one of the program would come to as well."""
-GROWTH, NO_GROWTH = "growth", "no growth"
-"""Of a run: containers that grow on one path only are values of the graph; that led to nothing."""
-AS_NATIVE = "as native"
-"""Of a run: where data decide, the graph holds for the way that the recorded run went."""
-COUNTED = "counted"
-"""Of a run: counters that held one number in the recorded run are one number, which the graph expects."""
 
 
 class Stop(BaseException):
@@ -63,21 +57,11 @@ class CannotGrow(CannotMerge):
 
 
 class Again(Stop):
-    """The run starts again, knowing more.
+    """The run starts again; more: what it is to begin with besides what this one has found."""
 
-    convert: code to convert. fork: a branch that must not be merged. peel: a loop whose first turn differs from the
-    others. whole: a loop that is one of the graph, though its first test depends on no data. join: calls at whose end
-    ways that part inside should meet again. unjoin: one at whose end they must not. trial: an operator whose results
-    are found by trying it on the CPU.
-    """
-
-    def __init__(
-        self, convert: CodeType | None = None, fork: object = None, peel: object = None, whole: object = None,
-        join: frozenset[object] = frozenset(), unjoin: object = None, trial: str = "",
-    ) -> None:  # fmt: skip
+    def __init__(self, more: Assumptions) -> None:
         super().__init__("again")
-        self.convert, self.fork, self.peel, self.whole, self.trial = convert, fork, peel, whole, trial
-        self.join, self.unjoin = join, unjoin
+        self.more = more
         _note(self)
 
 

@@ -29,6 +29,7 @@ import torch
 from smelt.capture.reads.reads_values import home_of, owner_kind
 from smelt.capture.recording.spans import is_smelts, is_users
 from smelt.capture.staging.fakes.symbols import is_staged
+from smelt.capture.staging.flow.assumptions import converted
 from smelt.capture.staging.flow.iterables import StagedSequence
 from smelt.capture.staging.flow.stops import Again, CannotStage
 from smelt.capture.staging.objects.classes import asks_classes, asks_types, is_other_object, is_stand_in
@@ -165,7 +166,7 @@ class Watch:
             self._met[id(code)] = code
             if is_users(code.co_filename) and self._kind(frame) == _FOREIGN and asks_classes(frame):
                 if self.convertible(code):
-                    raise Again(convert=code)
+                    raise Again(converted(code))
                 self._asking[id(code)] = is_stand_in if asks_types(frame) else is_other_object
         return self._step(frame, event, arg) if id(code) in self._asking else None
 
@@ -240,7 +241,7 @@ class Watch:
         """Have a function converted that meets a staged number. Raises: Again, CannotStage."""
         code = frame.f_code
         if self.convertible(code):
-            raise Again(convert=code)
+            raise Again(converted(code))
         raise CannotStage(
             f"{code.co_qualname} receives a number that depends on data",
             "it is not converted, and might take it for something else than a number",
