@@ -15,7 +15,7 @@ import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from smelt.ir.python_operators import BINARY, FUNCTIONS, UNARY
 
@@ -38,6 +38,21 @@ Thunk = Callable[[], Any]
 Get = Callable[[], tuple[Any, ...]]
 Set = Callable[[tuple[Any, ...]], None]
 Names = tuple[str, ...]
+
+
+class Variables(NamedTuple):
+    """The variables that a statement may rebind or delete."""
+
+    names: Names
+    get: Get
+    set: Set
+
+
+def no_variables() -> Variables:
+    """Those of a statement that binds none."""
+    return Variables((), tuple, lambda values: None)
+
+
 Args = tuple[Any, ...]
 """What a call of the program's gives by position, of whatever kind: the callee knows."""
 Kwargs = dict[str, Any]

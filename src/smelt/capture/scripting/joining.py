@@ -16,6 +16,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from smelt.capture.convert.runtime import Variables
 from smelt.capture.recording.tensor_slots import Slot
 from smelt.capture.staging.flow.assumptions import Assumptions
 from smelt.capture.staging.flow.branches import apply, arm
@@ -84,7 +85,7 @@ def _as_region(domain: Open, key: object, arguments: object, run: Callable[[], A
     domain.session.snapshots.append(snapshot)
     records, outcome = None, Outcome(is_raised=True)
     try:
-        traced = arm(domain.session, body, (None,), get, set_, snapshot, (None,))
+        traced = arm(domain.session, body, Variables(("value",), get, set_), (None,), snapshot, (None,))
         records, outcome = _traced(domain, traced, key)
     except CannotMerge:
         _never(domain, key)

@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
-from smelt.capture.convert.runtime import Get, Names, PlainRuntime, Set, Thunk, nothing
+from smelt.capture.convert.runtime import Get, Names, PlainRuntime, Set, Thunk, no_variables, nothing
 from smelt.capture.scripting import builtins, calls, quiet
 from smelt.capture.scripting.domain import Open
 from smelt.capture.scripting.functions import is_converted
@@ -499,8 +499,9 @@ class OpenRuntime:
         def fails() -> None:
             raise self.session.raising(error())
 
-        branch(self.session, ("raise", len(self.domain.recorder.records)), slot_of(test), fails, nothing, (), tuple,
-               lambda values: None)  # fmt: skip
+        branch(
+            self.session, ("raise", len(self.domain.recorder.records)), slot_of(test), fails, nothing, no_variables()
+        )
 
     # --- exceptions --------------------------------------------------------------------------------------------------
 

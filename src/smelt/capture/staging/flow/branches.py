@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from smelt.capture.convert.runtime import Get, Set
+from smelt.capture.convert.runtime import Variables
 from smelt.capture.recording.spans import Site, is_users
 from smelt.capture.recording.tensor_slots import Slot, slot_type
 from smelt.capture.staging.fakes.symbols import ScalarSlot, is_staged, slot_of, wrap
@@ -86,9 +86,7 @@ def branch(
     slot: Slot,
     then: Callable[[], Any],
     orelse: Callable[[], Any],
-    names: Sequence[str],
-    get: Callable[[], tuple[Any, ...]],
-    set_: Callable[[tuple[Any, ...]], None],
+    variables: Variables,
     anew: Sequence[str] = (),
 ) -> None:
     """An `if` statement. Both arms end with what their variables and the containers they changed hold.
@@ -106,19 +104,17 @@ def branch(
     while known is None and key not in session.assumed.forked:
         before = session.paths.taken()
         try:
-            outcome = _merged(session, key, slot, (then, orelse), names, get, set_, site, anew)
+            outcome = _merged(session, key, slot, (then, orelse), variables, site, anew)
         except CannotGrow as grows:
             type_ = container_type(session, [grows.container, *grows.contents]) if session.stages_growth else None
             if type_ is not None and _is_carried(session, grows.container):
                 raise Grows(grows.container, type_, site) from None
-            if not _staged_before(session, key, grows.container, type_, (then, orelse), names, get, set_, site):
+            if not _staged_before(session, key, grows.container, type_, (then, orelse), variables, site):
                 session.will_fork(key, grew=True)
                 session.paths.not_again(before)
         except Grows as grows:
             is_older = session.is_older(grows.grown) or _is_carried(session, grows.grown)
-            if is_older or not _staged_before(
-                session, key, grows.grown, grows.type, (then, orelse), names, get, set_, site
-            ):
+            if is_older or not _staged_before(session, key, grows.grown, grows.type, (then, orelse), variables, site):
                 raise
         except CannotMerge:
             session.will_fork(key)
@@ -126,12 +122,12 @@ def branch(
         else:
             if outcome.is_raised:
                 session.end()
-            apply(outcome, set_)
+            apply(outcome, variables.set)
             return
     if known is None and key in session.assumed.grew:
         session.paths.check_turns(site)
     answer = session.paths.fork(slot, site)
-    set_(resolved(names, get(), slot, answer, session.paths.negations))
+    variables.set(resolved(variables.get(), slot, answer, session.paths.negations))
     if answer:
         then()
     else:
@@ -144,52 +140,53 @@ def _is_carried(session: Session, container: object) -> bool:
 
 
 def _merged(
-    session: Session, key: object, slot: Slot, bodies: Sequence[Callable[[], object]], names: Sequence[str], get: Get,
-    set_: Set, site: Site | None, anew: Sequence[str],
+    session: Session, key: object, slot: Slot, bodies: Sequence[Callable[[], object]], variables: Variables,
+    site: Site | None, anew: Sequence[str],
 ) -> Outcome:  # fmt: skip
     """The outcome after either arm. Raises: CannotMerge."""
-    before = get()
-    snapshot = session.snapshot(own_cells(get, set_, names))
+    before = variables.get()
+    snapshot = session.snapshot(own_cells(variables))
     session.snapshots.append(snapshot)
     session.befores.append((snapshot, before))
     why = ("fork", key)
     try:
         arms = []
         for body, answer in zip(bodies, (True, False), strict=True):
-            start = resolved(names, before, slot, answer, session.paths.negations)
-            run = arm(session, body, before, get, set_, snapshot, start)
-            arms.append(session.paths.trace(run, names, why, {slot: answer}))
-        return session.paths.branch(slot, arms, site, why, names, anew)
+            start = resolved(before, slot, answer, session.paths.negations)
+            run = arm(session, body, variables, before, snapshot, start)
+            arms.append(session.paths.trace(run, variables.names, why, {slot: answer}))
+        return session.paths.branch(slot, arms, site, why, variables.names, anew)
     finally:
         session.snapshots.pop()
         session.befores.pop()
 
 
 def _staged_before(
-    session: Session, key: object, grown: Any, type_: Any, bodies: Sequence[object], names: Sequence[str], get: Get,
-    set_: Set, site: Site | None,
+    session: Session, key: object, grown: Any, type_: Any, bodies: Sequence[object], variables: Variables,
+    site: Site | None,
 ) -> bool:  # fmt: skip
     """Stage a container that grows in an arm, before the branch; whether that may be."""
     if not session.stages_growth or type(grown) not in (list, dict) or type_ is None:
         return False
-    snapshot = session.whole_snapshot(own_cells(get, set_, names), bodies)
-    if not snapshot.holds(grown) and not any(value is grown for value in get()):
+    snapshot = session.whole_snapshot(own_cells(variables), bodies)
+    if not snapshot.holds(grown) and not any(value is grown for value in variables.get()):
         return False
-    stage_container(session, site, grown, type_, get, set_, snapshot)
+    stage_container(session, site, grown, type_, variables, snapshot)
     if isinstance(grown, dict):
         session.staged_at.append(key)
     return True
 
 
-def own_cells(get: Get, set_: Set, names: Sequence[str]) -> list[object]:
-    """The cells of the variables that `get` reads."""
-    return cells_of(get, set_)
+def own_cells(variables: Variables) -> list[object]:
+    """The cells that they lie in."""
+    return cells_of(variables.get, variables.set)
 
 
 def arm(
-    session: Session, body: Callable[[], Any], before: Any, get: Get, set_: Set, snapshot: Any, start: Any
+    session: Session, body: Callable[[], Any], variables: Variables, before: Any, snapshot: Any, start: Any
 ) -> Callable[[], Outcome]:
     """One run of an arm: what it leaves, with everything put back."""
+    get, set_ = variables.get, variables.set
     acted = False
 
     def run() -> Outcome:

@@ -14,7 +14,17 @@ from typing import Any, Protocol
 import torch
 
 from smelt._torch.seen.staged_fakes import is_fake
-from smelt.capture.convert.runtime import Get, Names, PlainRuntime, Runtime, Set, Thunk, nothing
+from smelt.capture.convert.runtime import (
+    Get,
+    Names,
+    PlainRuntime,
+    Runtime,
+    Set,
+    Thunk,
+    Variables,
+    no_variables,
+    nothing,
+)
 from smelt.capture.dynamic.values import is_sized
 from smelt.capture.staging import calls
 from smelt.capture.staging.fakes.symbols import StagedObject, is_staged, slot_of
@@ -65,17 +75,18 @@ class StagingRuntime:
         if slot is None:
             _PLAIN.if_(at, test, then, orelse, names, get, set)
             return
-        branch(self.session, _key(at, names), slot, then, orelse, names, get, set)
+        branch(self.session, _key(at, names), slot, then, orelse, Variables(names, get, set))
 
     def while_(self, at: int, test: Thunk, body: Turn, names: Names, get: Get, set: Set) -> None:
-        stage_while(self.session, LoopStatement(_key(at, names), body, names, get, set), test)
+        stage_while(self.session, LoopStatement(_key(at, names), body, Variables(names, get, set)), test)
 
     def for_(
         self, at: int, iterable: object, body: Turn, names: Names, get: Get, set: Set, more: Thunk | None,
         anew: Names = (),
     ) -> None:  # fmt: skip
         use(self.session, iterable)
-        stage_for(self.session, self.whole, LoopStatement(_key(at, names), body, names, get, set, more, anew), iterable)
+        loop = LoopStatement(_key(at, names), body, Variables(names, get, set), more, anew)
+        stage_for(self.session, self.whole, loop, iterable)
 
     def assert_(self, at: int, test: Any, message: Any) -> None:
         session = self.session
@@ -94,7 +105,7 @@ class StagingRuntime:
         if message is None and not is_catchable(session):
             session.statement("py.assert", test)
             return
-        branch(session, _key(at, ("assert",)), slot, nothing, fails, (), tuple, lambda values: None)
+        branch(session, _key(at, ("assert",)), slot, nothing, fails, no_variables())
 
     def raise_(self, at: int, exc: Any, cause: Any) -> None:
         # What comes up while they are made is another error.
@@ -132,7 +143,8 @@ class StagingRuntime:
         def set_(values: tuple[object, ...]) -> None:
             held[0] = values[0]
 
-        branch(self.session, _key(at, ("choose", *_columns(part.__code__))), slot, first, second, ("value",), get, set_)
+        key = _key(at, ("choose", *_columns(part.__code__)))
+        branch(self.session, key, slot, first, second, Variables(("value",), get, set_))
         return held[0]
 
     def and_(self, at: int, *thunks: Any) -> object:

@@ -11,10 +11,11 @@ Invariant: nobody still holds the container that was there before, which is none
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from types import CellType, FrameType
 from typing import Any, NoReturn
 
+from smelt.capture.convert.runtime import Variables
 from smelt.capture.reads.reads_values import home_of
 from smelt.capture.recording.spans import Site
 from smelt.capture.staging.fakes.symbols import WORLDS, ScalarSlot, StagedObject, class_of, is_staged, slot_of
@@ -131,8 +132,7 @@ def stage_container(
     site: Site | None,
     grown: Any,
     type_: Type,
-    get: Callable[[], tuple[object, ...]],
-    set_: Callable[[tuple[object, ...]], None],
+    variables: Variables,
     snapshot: Snapshot,
     *,
     is_carried: bool = False,
@@ -164,7 +164,7 @@ def stage_container(
     session.append("py.dict" if is_dict else "py.list", operands, {}, [slot], site)
     staged = StagedObject(slot)
     kind = type(grown).__name__
-    values = get()
+    values = variables.get()
     for holder in snapshot.parents.get(id(grown), ()):
         if isinstance(holder, (tuple, frozenset, set)):
             session.cannot(f"a {kind} that grows in a loop is contained in a tuple or a set")
@@ -182,7 +182,7 @@ def stage_container(
         else:
             held_by = "a method that is bound to it" if callable(holder) else f"a {type(holder).__name__}"
             session.cannot(f"a {kind} that grows in a loop is contained in {held_by}", "it cannot be replaced there")
-    set_(tuple(staged if value is grown else value for value in values))
+    variables.set(tuple(staged if value is grown else value for value in values))
     if session.held_by_callers(grown):
         session.cannot(
             f"a {kind} that grows in a loop is contained in the caller", f"a traced {kind} cannot replace it there"

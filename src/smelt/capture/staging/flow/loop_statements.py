@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from smelt.capture.convert.runtime import Get, Names, Runtime, Set, Thunk, nothing
+from smelt.capture.convert.runtime import Names, Runtime, Thunk, Variables, nothing
 from smelt.capture.recording.tensor_slots import Slot, slot_type
 from smelt.capture.staging.fakes.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.staging.flow.assumptions import LoopKind, loop_is
@@ -52,9 +52,7 @@ class LoopStatement(NamedTuple):
 
     key: tuple[object, ...]
     body: Turn
-    names: Names
-    get: Get
-    set: Set
+    variables: Variables
     more: Thunk | None = None
     anew: Names = ()
 
@@ -69,7 +67,7 @@ def stage_while(session: Session, loop: LoopStatement, test: Thunk) -> None:
         records = session.recorder.records
         mark, answers = len(records), dict(session.paths.regions[-1].answers)
         known = session.recorder.marked()
-        before, snapshot = loop.get(), session.snapshot()
+        before, snapshot = loop.variables.get(), session.snapshot()
         start = trace.mark() if trace is not None and is_whole else None
         asked = 0 if trace is None else len(trace.guards)
         value = test()
@@ -99,7 +97,7 @@ def stage_while(session: Session, loop: LoopStatement, test: Thunk) -> None:
         session.recorder.back(known)
         session.paths.regions[-1].answers = answers
         snapshot.restore()
-        loop.set(before)
+        loop.variables.set(before)
         if is_of_sizes and trace is not None:
             trace.back(start)
             session.rolled.add(key)
@@ -107,21 +105,21 @@ def stage_while(session: Session, loop: LoopStatement, test: Thunk) -> None:
             _testing(session, loop, test)
         else:
             _one_loop(session, loop, lambda: _truth(session, test()))
-        if is_of_sizes and _loses_sizes(session, before, loop.get()):
+        if is_of_sizes and _loses_sizes(session, before, loop.variables.get()):
             raise Again(loop_is(key, LoopKind.UNROLLED))
         return
 
 
 def _one_loop(session: Session, loop: LoopStatement, test: Thunk) -> None:
     """A loop of the graph that goes on as long as a test holds."""
-    run_loop(lambda: Loop(session, loop.key, loop.names, loop.get, loop.set, test, loop.body, None))
+    run_loop(lambda: Loop(session, loop.key, loop.variables, test, loop.body, None))
 
 
 def _testing(session: Session, loop: LoopStatement, test: Thunk) -> None:
     """A loop whose test binds variables: the answer is one more variable, made at the end of each turn."""
     # What is added lies in cells of these functions alone, as the program's variables do in theirs: told by the cells.
     state: list[Any] = [_truth(session, test())]
-    body, get, set_ = loop.body, loop.get, loop.set
+    body, (names, get, set_) = loop.body, loop.variables
 
     def turn() -> None:
         body()
@@ -134,15 +132,15 @@ def _testing(session: Session, loop: LoopStatement, test: Thunk) -> None:
         set_(values[:-1])
         state[:] = values[-1:]
 
-    wider = loop._replace(body=turn, names=(*loop.names, "__smelt_more"), get=get_all, set=set_all)
-    _one_loop(session, wider, lambda: state[0])
+    wider = Variables((*names, "__smelt_more"), get_all, set_all)
+    _one_loop(session, loop._replace(body=turn, variables=wider), lambda: state[0])
 
 
 def stage_for(session: Session, runtime: Runtime, loop: LoopStatement, iterable: Any) -> None:
     """A `for`: one loop of the graph over what depends on data, and over what would be long one after the other."""
     key, more = loop.key, loop.more
     if type(iterable) is list:
-        iterable = grown_over(session, key, iterable, loop.names, loop.get, loop.set, loop.body)
+        iterable = grown_over(session, key, iterable, loop.variables, loop.body)
     sequence = sequence_of(session, iterable)
     if sequence is None and _is_rolled(session, key, iterable, more):
         sequence = KnownRange(iterable)
@@ -178,9 +176,7 @@ def stage_for(session: Session, runtime: Runtime, loop: LoopStatement, iterable:
     bounds = sequence.bounds() if not start else (start, sequence.length(), 1)
     item = sequence.item_at if not start else sequence.item
     turns = len(sequence.numbers) - start if isinstance(sequence, KnownRange) else None
-    staged = run_loop(
-        lambda: Loop(session, key, loop.names, loop.get, loop.set, None, lambda i: body(item(i)), bounds, turns)
-    )
+    staged = run_loop(lambda: Loop(session, key, loop.variables, None, lambda i: body(item(i)), bounds, turns))
     if isinstance(iterable, Once):
         iterable.is_spent = True
     if turns is not None and (not staged.is_known_after or not _is_worth_it(session, staged)):
@@ -223,7 +219,7 @@ def _with_breaks(session: Session, runtime: Runtime, loop: LoopStatement, sequen
     over may become longer or shorter in it.
     """
     state: list[Any] = [start, True]
-    body, get, set_ = loop.body, loop.get, loop.set
+    body, (names, get, set_) = loop.body, loop.variables
     more = loop.more if loop.more is not None else lambda: True
     at_start = None if session.assumed.has(loop.key, LoopKind.LIVE) else sequence.length()
 
@@ -244,8 +240,8 @@ def _with_breaks(session: Session, runtime: Runtime, loop: LoopStatement, sequen
         state[:] = values[-2:]
 
     before = get()
-    names = (*loop.names, "__smelt_index", "__smelt_more")
-    _one_loop(session, loop._replace(body=turn, names=names, get=get_all, set=set_all), test)
+    wider = Variables((*names, "__smelt_index", "__smelt_more"), get_all, set_all)
+    _one_loop(session, loop._replace(body=turn, variables=wider), test)
     if isinstance(sequence, KnownRange):
         _must_not_grow(session, loop, sequence.length(), before)
 
@@ -255,7 +251,7 @@ def _must_not_grow(session: Session, loop: LoopStatement, turns: int, before: tu
     turns is a way of its own: there all sizes are known. before: what the variables held. Raises: Again.
     """
     if turns <= _MOST_GROWING and not session.assumed.has(loop.key, LoopKind.UNCOUNTED):
-        for old, new in zip(before, loop.get(), strict=True):
+        for old, new in zip(before, loop.variables.get(), strict=True):
             if not _all_known(session, new) and _all_known(session, old):
                 raise Again(loop_is(loop.key, LoopKind.COUNTED))
 
@@ -319,9 +315,9 @@ def _rest(session: Session, loop: LoopStatement, more: Thunk, rest: Sequence[obj
     def turn() -> None:
         body(rest[0])
 
-    before = loop.get()
+    before = loop.variables.get()
     key = (*loop.key, "turn", len(rest))
-    branch(session, key, slot, turn, nothing, loop.names, loop.get, loop.set, loop.anew)
+    branch(session, key, slot, turn, nothing, loop.variables, loop.anew)
     _must_not_grow(session, loop, len(rest), before)
     go = more()
     following = condition(session, go)

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 
 from smelt._torch.seen.dispatch import unseen
-from smelt.capture.convert.runtime import HIDDEN, UNDEF, Get, Set
+from smelt.capture.convert.runtime import HIDDEN, UNDEF, Variables
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import number_of
 from smelt.capture.recording.tensor_slots import Slot, slot_type
@@ -79,13 +79,13 @@ class Loop:
     """
 
     def __init__(
-        self, session: Session, key: object, names: Sequence[str], get: Get, set_: Set,
+        self, session: Session, key: object, variables: Variables,
         test: Callable[[], Any] | None, body: Callable[..., Any], bounds: Sequence[Any] | None,
         turns: int | None = None,
     ) -> None:  # fmt: skip
         self.turns, self.size, self.is_known_after = turns, 0, True
-        self.session, self.key, self.names = session, key, names
-        self.get, self.set = get, set_
+        self.session, self.key, self.names = session, key, variables.names
+        self.variables, self.get, self.set = variables, variables.get, variables.set
         self.test, self.body, self.bounds = test, body, bounds
         self.places: dict[Any, Place] = {}
         # Sizes that are unknown in it, by what they were before: those of equal tensors are equal in each iteration,
@@ -129,7 +129,7 @@ class Loop:
         """A snapshot of all that the loop can reach, without its own variables. whole: with what holds containers."""
         parts = [part for part in (self.test, self.body) if part is not None]
         look = self.session.whole_snapshot if whole else self.session.snapshot
-        return look(own_cells(self.get, self.set, self.names), parts)
+        return look(own_cells(self.variables), parts)
 
     def unstable(self, why: str) -> NoReturn:
         """The first turn differs from the others: take it out of the loop. Raises: Again, CannotStage."""
@@ -346,7 +346,7 @@ class Loop:
             return False
         session = self.session
         roots = [*session.heap_roots, *session.locals_without(self.names)]
-        return Snapshot(roots, [*own_cells(self.get, self.set, self.names), *session.own_parts]).holds(value)
+        return Snapshot(roots, [*own_cells(self.variables), *session.own_parts]).holds(value)
 
     def _place_dummy(self, number: int, name: str, value: Any) -> None:
         """A place that is not read before the body filled it: before the first turn, any value like that."""
@@ -656,23 +656,21 @@ def run_loop(loop: Callable[[], Loop]) -> Loop:
             if made.session.is_older(grows.grown):
                 raise
             whole = made.look(whole=True)
-            stage_container(
-                made.session, made.site, grows.grown, grows.type, made.get, made.set, whole, is_carried=True
-            )
+            stage_container(made.session, made.site, grows.grown, grows.type, made.variables, whole, is_carried=True)
             continue
         return made
     raise CannotStage("a loop that depends on data cannot be one loop of the graph", "too many lists grow in it")
 
 
 def grown_over(
-    session: Session, key: Any, items: list[Any], names: Sequence[str], get: Get, set_: Set, body: Callable[..., None]
+    session: Session, key: object, items: list[Any], variables: Variables, body: Callable[..., None]
 ) -> object:
     """What a loop over a list goes over: a staged one where the list is known to grow in it, in some runs."""
     type_ = session.assumed.lists.get(key)
     if type_ is None:
         return items
-    snapshot = session.whole_snapshot(own_cells(get, set_, names), [body])
-    return stage_container(session, session.site(), items, type_, get, set_, snapshot)
+    snapshot = session.whole_snapshot(own_cells(variables), [body])
+    return stage_container(session, session.site(), items, type_, variables, snapshot)
 
 
 def _within(start: object, stop: object, step: object) -> tuple[object, object] | None:

@@ -69,9 +69,7 @@ def flag_in(names: Sequence[str], values: Sequence[object]) -> object:
     return next((v for n, v in zip(names, values, strict=True) if n.startswith(f"{HIDDEN}returned")), None)
 
 
-def resolved(
-    names: Sequence[str], values: Sequence[object], slot: Slot, answer: bool, negations: Any
-) -> tuple[Any, ...]:
+def resolved(values: Sequence[object], slot: Slot, answer: bool, negations: Any) -> tuple[Any, ...]:
     """The variables where a condition has an answer: a pending result is there, or is not."""
     found = []
     for value in values:
