@@ -41,7 +41,7 @@ Handler = Callable[[Open, "OpenRuntime", Args, Kwargs], object]
 def handler_of(fn: object) -> Handler | None:
     """What answers for a builtin, None for what has no such thing."""
     try:
-        return _HANDLERS.get(fn)
+        return HANDLERS.get(fn)
     except TypeError:
         return None
 
@@ -388,7 +388,7 @@ def _str_of(kind: Callable[[object], str]) -> Handler:
     return make
 
 
-_HANDLERS: dict[object, Handler] = {
+HANDLERS: dict[object, Handler] = {
     sorted: _sorted, min: _best(min), max: _best(max), any: _over(in_python.any_of), all: _over(in_python.all_of),
     dict: _dict_of, dict.fromkeys: _dict_from_keys, set: _set, frozenset: _set,
     sum: _sum, reversed: _reversed, functools.reduce: _reduce, zip: _zip,
@@ -404,3 +404,7 @@ _HANDLERS: dict[object, Handler] = {
     torch.overrides.has_torch_function_unary: _has_torch_function,
     torch.overrides.has_torch_function_variadic: _has_torch_function,
 }  # fmt: skip
+"""What answers for builtins, and for what of torch's asks about values."""
+
+AS_PYTHON = (_is_of_kinds, list_of, text_of)
+"""What else does for the program what Python does: what is raised there is the program's."""

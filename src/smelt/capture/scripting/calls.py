@@ -333,3 +333,7 @@ def _staged_method(domain: Open, fn: object, args: Args, kwargs: Kwargs) -> obje
     if type(owner) is dict and name == "get" and is_staged(args[0]):
         return domain.emit("py.call", "dict.get", owner, *args)
     return NotImplemented
+
+
+AS_PYTHON = (call, torch_call, _bound, _scoped, _module, _instance, _with_marks, _of_kinds)
+"""What does for the program what Python does: what is raised there is the program's."""

@@ -4,11 +4,9 @@ classes, and which exceptions are the program's.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterable
 from dis import opmap
-from pathlib import Path
 from types import FunctionType, MemberDescriptorType, MethodType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -19,24 +17,23 @@ from smelt.capture.scripting import builtins, calls, quiet
 from smelt.capture.scripting.domain import Open
 from smelt.capture.scripting.functions import is_converted
 from smelt.capture.scripting.marking import mark
+from smelt.capture.scripting.own_errors import codes_of, note_error
 from smelt.capture.scripting.values import tensors
 from smelt.capture.scripting.values.sequences import OpenTuple, PlainShape, ShapeObject, Spread
 from smelt.capture.scripting.values.types import TENSOR
 from smelt.capture.staging.fakes.symbols import StagedObject, class_of, is_staged, slot_of
 from smelt.capture.staging.flow import choices
-from smelt.capture.staging.flow.branches import branch, is_raised_by_user
+from smelt.capture.staging.flow.branches import branch
 from smelt.capture.staging.flow.control import StagingRuntime, compared, use, use_in_call
 from smelt.capture.staging.flow.growing import container_type, extends, must_be_staged
 from smelt.capture.staging.flow.iterables import StagedSequence
 from smelt.capture.staging.flow.merge import check_told_apart
 from smelt.ir import ANY, BOOL, COMPLEX, FLOAT, INT, STR, DictType, DType, ListType, OptionalType, TupleType
 from smelt.ir.python_operators import BY_SYMBOL, UNARY_BY_SYMBOL
-from smelt.ops.python import in_python
 
 _PLAIN = PlainRuntime()
 # Classes of which equal values may be one object or two.
 _OF_CLASS = {bool: BOOL, int: INT, float: FLOAT, complex: COMPLEX, str: STR}
-_SMELT = f"{Path(__file__).resolve().parents[2]}/"
 _UNPACK, _UNPACK_STARRED, _EXTENDED = (opmap[name] for name in ("UNPACK_SEQUENCE", "UNPACK_EX", "EXTENDED_ARG"))
 
 
@@ -53,7 +50,7 @@ def _of_program(
         try:
             return answer(self, *args, **kwargs)
         except Exception as error:
-            self._programs(error)
+            note_error(self.domain, error, _RUNTIME)
             raise
 
     return answered
@@ -428,6 +425,7 @@ class OpenRuntime:
 
     # --- loops -------------------------------------------------------------------------------------------------------
 
+    @_of_program
     def for_(
         self,
         at: int,
@@ -450,6 +448,7 @@ class OpenRuntime:
             iterable = _OpenRows(domain, iterable)
         self.staged.for_(at, iterable, body, names, get, set, more, anew)
 
+    @_of_program
     def iterate(self, at: int, iterable: object) -> Iterable[object]:
         domain = self.domain
         use(self.session, iterable)
@@ -466,6 +465,7 @@ class OpenRuntime:
     def starred(self, at: int, rest: list[object]) -> object:
         return rest[0].items if len(rest) == 1 and isinstance(rest[0], Spread) else rest
 
+    @_of_program
     def display(self, at: int, is_list: bool, *parts: Any) -> object:
         domain = self.domain
         use(self.session, *parts)
@@ -503,49 +503,10 @@ class OpenRuntime:
             self.session, ("raise", len(self.domain.recorder.records)), slot_of(test), fails, nothing, no_variables()
         )
 
-    # --- exceptions --------------------------------------------------------------------------------------------------
-
-    def _programs(self, error: Exception) -> None:
-        """Note that an error is the program's own. Raises: what came up in Smelt itself, as such."""
-        domain = self.domain
-        if any(error is known for known in (*self.session.raised, *self.session.refused)):
-            return
-        if StagedObject.__name__ in str(error) or _STAGED_NUMBER.search(str(error)):
-            domain.cannot("code that is not converted receives a dynamic value", str(error))
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        filename = "" if trace is None else trace.tb_frame.f_code.co_filename
-        if filename.startswith(_SMELT) and filename != in_python.__file__ and not _is_pythons(trace):
-            domain.broken(error)
-        if not is_raised_by_user(error):
-            # What stands for a tensor has a class of its own, and Python names it.
-            error.args = tuple(_STAND_IN.sub("Tensor", a) if isinstance(a, str) else a for a in error.args)
-        self.session.raised.append(error)
-
 
 _NOT_INVERTED = "~ (operator.invert) is only implemented on integer and Boolean-type tensors"
-_STAND_IN = re.compile(r"\bFakeTensor\b")
-_STAGED_NUMBER = re.compile(r"must be (bool|int|float|complex|str), not \1\b")
 _LISTS = ("append", "extend", "insert", "pop", "sort", "reverse")
 _DICTS = ("items", "keys", "get", "update", "setdefault")
-
-
-def _is_pythons(trace: Any) -> bool:
-    """Whether an error came up where Smelt did for the program what Python does: a call of C, an operator."""
-    code = trace.tb_frame.f_code
-    places = ("/capture/convert/", "/capture/scripting/", "/capture/staging/")
-    return any(place in code.co_filename for place in places) and code.co_name in _DOERS
-
-
-_DOERS = frozenset((
-    "call", "getattr_", "_of_tensor", "setattr_", "binop", "inplace", "unop", "getitem", "setitem", "delitem",
-    "contains", "compare_two", "compare", "_with_tensor", "run_converted", "torch_call", "_instance", "<lambda>",
-    "_len", "_getattr", "make", "convert", "_module", "at_number", "_conversion", "_sorted", "_range", "_next",
-    "_str", "extreme", "_sum", "item", "_bound", "_scoped", "fold", "_zip", "_on_fakes", "record", "_unrolled",
-    "stage_for", "for_", "_map", "_filter", "_isinstance", "index", "set_index", "_basic", "_hasattr", "_fresh",
-    "method", "_divmod", "read", "_repr", "_with_marks", "_of_kinds", "load",
-))  # fmt: skip
 
 
 def _first_line(arm: Any, at: int) -> int:
@@ -658,3 +619,6 @@ def _property(o: object, name: str, kind: str = "fget") -> object:
             return None
         return None
     return None
+
+
+_RUNTIME = codes_of(OpenRuntime, _OpenRows, _Unpacked)

@@ -73,7 +73,7 @@ def call(session: Session, runtime: Runtime, fn: Any, args: Args, kwargs: Kwargs
     if type(fn) is BuiltinMethodType and _is_operator(session, fn, args, kwargs):
         return fn(*args, **kwargs)
     try:
-        handler = _HANDLERS.get(fn)
+        handler = HANDLERS.get(fn)
     except TypeError:
         handler = None
     drawing = draw_name(fn)
@@ -310,7 +310,7 @@ def _range(session: Session, runtime: Runtime, args: Args, kwargs: Kwargs) -> ob
 def _extreme(fn: Callable[..., object], op: str) -> Handler:
     def extreme(session: Session, runtime: Runtime, args: Args, kwargs: Kwargs) -> object:
         if len(args) == 1 and isinstance(args[0], StagedRange):
-            args = (_HANDLERS[list](session, runtime, args, {}),)
+            args = (HANDLERS[list](session, runtime, args, {}),)
         if len(args) == 1 and isinstance(args[0], StagedObject) and not kwargs:
             return session.emit(f"py.{fn.__name__}", args[0])
         if len(args) == 1 and isinstance(args[0], torch.Tensor):
@@ -488,7 +488,7 @@ def _pad_packed(session: Session, runtime: Runtime, args: Args, kwargs: Kwargs) 
         return session.recorder.record(find_overload("aten._pad_packed_sequence.default"), args, {})
 
 
-_HANDLERS: dict[object, Handler] = {
+HANDLERS: dict[object, Handler] = {
     pad_packed: _pad_packed,
     builtins.print: record_print, len: _len, int: _conversion(int), float: _conversion(float), bool: _conversion(bool),
     complex: _conversion(complex), str: _texts("str"), repr: _texts("repr"), range: _range, min: _extreme(min, "<"),
@@ -496,6 +496,7 @@ _HANDLERS: dict[object, Handler] = {
     type: _type, list: _listing(list), tuple: _listing(tuple), enumerate: _enumerate, zip: _zip, sorted: _sorted,
     next: _next, reversed: _reversed, divmod: _divmod, _WARN: _warn,
 }  # fmt: skip
+"""What answers for builtins."""
 
 
 # --- methods ---------------------------------------------------------------------------------------------------------
@@ -606,3 +607,6 @@ _LIST_CHANGES: dict[str, Callable[..., object]] = {
 _DICT_CHANGES: dict[str, Callable[..., object]] = {"pop": _pop_key, "setdefault": _set_default, "update": _update}
 
 __all__ = ["call", "condition", "method", "unpacked"]
+
+AS_PYTHON: tuple[Callable[..., object], ...] = (call, method, *_LIST_CHANGES.values(), *_DICT_CHANGES.values())
+"""What else does for the program what Python does: what is raised there is the program's."""

@@ -407,3 +407,16 @@ def answering_open() -> Iterator[None]:
         ):
             stack.enter_context(_patches.replaced(torch.Tensor, name, _asked(name)))
         yield
+
+
+AS_PYTHON: tuple[Callable[..., object], ...] = (
+    method,
+    index,
+    set_index,
+    _basic,
+    _bound,
+    _property,
+    _asked,
+    *_METHODS.values(),
+)
+"""What does for the program what Python does: what is raised there is the program's."""

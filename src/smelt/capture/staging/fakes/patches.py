@@ -615,3 +615,11 @@ def answering() -> Iterator[None]:
         for name in ("backward", "grad"):
             stack.enter_context(_patches.replaced(torch.autograd, name, _differentiating(name)))
         yield
+
+
+AS_PYTHON = (
+    _shape, _size, _base, _is_view, _version, _nbytes, _len, _item, _truth, _number, _tolist, _text, _contains, _iter,
+    _getitem, _setitem, _is_contiguous, _contiguous, _storage_offset, _setattr, _delattr, _grad, _requires_grad, _numel,
+    _differentiating, _with_tensor, _basic, _index,
+)  # fmt: skip
+"""What does for the program what torch does: what is raised there is the program's."""

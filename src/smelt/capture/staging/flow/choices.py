@@ -80,3 +80,7 @@ def _gives_as(value: Any, kind: Any) -> bool:
 
 def _is_code(value: object) -> bool:
     return callable(value) and not isinstance(value, torch.Tensor)
+
+
+AS_PYTHON = (at_number, at_key, _is_equal)
+"""What does for the program what Python does: what is raised there is the program's."""

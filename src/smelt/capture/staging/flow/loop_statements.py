@@ -358,3 +358,7 @@ def _all_known(session: Session, value: object) -> bool:
 def _truth(session: Session, value: object) -> object:
     """The truth of what a test gives: a plain bool, or a traced one where it depends on data."""
     return bool(value) if condition(session, value) is None else traced_truth(session, value)
+
+
+AS_PYTHON = (stage_for, stage_while, _unrolled, _turns)
+"""What does for the program what Python does: what is raised there is the program's."""
