@@ -81,8 +81,8 @@ def _as_region(domain: Open, key: object, arguments: object, run: Callable[[], A
     def set_(values: tuple[object, ...]) -> None:
         held[0] = values[0]
 
-    snapshot = domain.session.snapshot((), [arguments])
-    domain.session.snapshots.append(snapshot)
+    snapshot = domain.session.heap.snapshot((), [arguments])
+    domain.session.heap.snapshots.append(snapshot)
     records, outcome = None, Outcome(is_raised=True)
     try:
         traced = arm(domain.session, body, Variables(("value",), get, set_), (None,), snapshot, (None,))
@@ -99,7 +99,7 @@ def _as_region(domain: Open, key: object, arguments: object, run: Callable[[], A
         if domain.session.stopped is stop:
             domain.session.stopped = None
     finally:
-        domain.session.snapshots.pop()
+        domain.session.heap.snapshots.pop()
     if records is None or outcome.is_raised:
         return None
     _inline(domain, records)

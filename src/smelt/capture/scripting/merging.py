@@ -145,7 +145,7 @@ class OpenMerger(Merger):
     def _was_there_staged(self, value: object) -> bool:
         """Whether a value is a list or dict of the graph's that the program had before the branch."""
         is_container = is_staged(value) and isinstance(slot_of(value).type, (ListType, DictType))
-        return is_container and class_of(value) is None and self.domain.session.is_outer(value)
+        return is_container and class_of(value) is None and self.domain.session.heap.is_outer(value)
 
     def _lists(self, a: Any, b: Any) -> object:
         """Lists of other lengths, or of one that a run knows, as one of the graph's."""
@@ -156,7 +156,7 @@ class OpenMerger(Merger):
         type_ = container_type(self.session, [a, b])
         if any(not _is_simple(i) for v in (a, b) if type(v) is list for i in v):
             return NotImplemented
-        if type_ is None or any(type(v) is list and self.domain.session.is_outer(v) for v in (a, b)):
+        if type_ is None or any(type(v) is list and self.domain.session.heap.is_outer(v) for v in (a, b)):
             return NotImplemented
         parts: list[object] = [slot_of(v) if is_staged(v) else self._listed(v) for v in (a, b)]
         found = ScalarSlot(type_, (DEAD,) * WORLDS)

@@ -292,10 +292,10 @@ class _Run:
 
     def run(self) -> Scripted:
         session, domain = self.session, self.domain
-        session.heap_roots = [self.fn, *self.parameters.constants]
+        session.heap.roots = [self.fn, *self.parameters.constants]
         before = current.enter(session)
-        snapshot = Snapshot(session.heap_roots, hidden=True)
-        session.snapshots.append(snapshot)
+        snapshot = Snapshot(session.heap.roots, hidden=True)
+        session.heap.snapshots.append(snapshot)
         domain.iterators = snapshot.iterators
         try:
             with contextlib.ExitStack() as stack:

@@ -123,7 +123,7 @@ def call(session: Session, runtime: Runtime, fn: Any, args: Args, kwargs: Kwargs
         ordering.check_call(session, fn)
     if ordering.is_sort(fn) and not args:
         return ordering.sort(session, runtime, fn.__self__, **kwargs)
-    if session.picked:
+    if session.heap.picked:
         ordering.check_call(session, fn)
     if looks_inside(fn):
         args, kwargs = all_plain(args), all_plain(kwargs)
@@ -142,7 +142,7 @@ def call(session: Session, runtime: Runtime, fn: Any, args: Args, kwargs: Kwargs
 
 def _is_operator(session: Session, fn: Any, args: Args, kwargs: Kwargs) -> bool:
     """Whether a tensor's method is given nothing but tensors and numbers, of which `call` changes nothing."""
-    if not isinstance(fn.__self__, torch.Tensor) or session.copies.copied or session.picked:
+    if not isinstance(fn.__self__, torch.Tensor) or session.copies.copied or session.heap.picked:
         return False
     if fn.__name__ in _ASKING or fn.__name__ == "new_tensor":
         return False

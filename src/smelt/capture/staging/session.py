@@ -3,6 +3,8 @@
     session.paths      the regions that are open, and what is known in each
     session.domain     what a value is: `Recorded` for a program that was recorded, `Open` for a script
     session.recorder   what is recorded, and the fake tensors
+    session.heap       what the program can reach of Python's objects, and how it is put back
+    session.assumed    what earlier runs have found, with which this one began
     session.reading    what Python hears of a tensor's memory, and of sizes that are free
 
 Invariant: what has no form in a graph ends the run; nothing is recorded in its place.
@@ -11,7 +13,7 @@ Invariant: what has no form in a graph ends the run; nothing is recorded in its 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import thread_time
 from types import CodeType
@@ -21,7 +23,6 @@ import torch
 
 from smelt._torch.seen.dispatch import unseen
 from smelt._torch.seen.staged_fakes import names_of_fakes
-from smelt.capture.convert.runtime import HIDDEN
 from smelt.capture.dynamic.slots import SizeSlot
 from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.dynamic.values import is_sized, is_symbolic, number_of
@@ -29,7 +30,6 @@ from smelt.capture.recording.scopes import Scope
 from smelt.capture.recording.spans import Site
 from smelt.capture.recording.tensor_slots import Slot
 from smelt.capture.staging.domain import Domain
-from smelt.capture.staging.fakes import symbols
 from smelt.capture.staging.fakes.examples import Examples
 from smelt.capture.staging.fakes.fake_tensors import FakeRecorder
 from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
@@ -37,9 +37,8 @@ from smelt.capture.staging.flow.assumptions import Assumptions, converted, forke
 from smelt.capture.staging.flow.paths import Ended, Paths
 from smelt.capture.staging.flow.stops import NO_FORM, PARTLY, TOO_LONG, Again, CannotStage, Exhausted
 from smelt.capture.staging.gradients import Gradients
-from smelt.capture.staging.objects.changed_since import Settled
 from smelt.capture.staging.objects.copies import Copies
-from smelt.capture.staging.objects.heap import Change, Snapshot
+from smelt.capture.staging.objects.heap import Change, Heap
 from smelt.capture.staging.objects.unconverted_code import Watch, unwatched
 from smelt.capture.staging.reading import Reading
 from smelt.capture.staging.records import Listed, RegionRecords, Structured, plain_info
@@ -119,27 +118,16 @@ class Session:
         self.raised: list[BaseException] = []
         self.convertible = convertible
         self.keep: list[object] = []
-        self.heap_roots: list[object] = []
-        self.callers: Mapping[int, int] = {}  # the arguments' objects, by id
-        # What was reachable from there when it was first looked at.
-        self._settled: Settled | None = None
         self.base_frame: Any = None
         self.raised_at: Site | None = None  # where the program was that an exception has just ended
-        self.snapshots: list[Snapshot] = []
-        # What there was before each branch and loop that runs, and what their variables held.
-        self.befores: list[tuple[Snapshot, tuple[object, ...]]] = []
         self.loops: list[Any] = []  # those being staged, outermost first
         self.gradients = Gradients(native)
         self.stopped: BaseException | None = None
         self.watch: Watch | None = None
         self.budget: Budget | None = None
         self.questions: list[ScalarSlot] | None = None  # that operators ask, where answers to them may be staged ones
-        self.gone_over: list[
-            tuple[object, list[list[object]]]
-        ] = []  # loops that Python unrolls, and lists they go over
-        self.picked: dict[int, tuple[Any, Any, object]] = {}  # containers of which there may be copies, by id
         self.copies = Copies(self)
-        self.own_parts = (self, domain, self.paths, self.reading, self.recorder)  # none of the program's
+        self.heap = Heap(self)
 
     @property
     def examples(self) -> Examples:
@@ -428,19 +416,6 @@ class Session:
         with unseen():
             return self.domain.new_tensor(type_, site)
 
-    # --- the heap ----------------------------------------------------------------------------------------------------
-
-    def is_outer(self, container: object) -> bool:
-        """Whether a container was there before the innermost region that is being explored."""
-        return bool(self.snapshots) and self.snapshots[-1].holds(container)
-
-    def is_older(self, container: object) -> bool:
-        """Whether a dictionary was there before a branch or loop that runs: staged, it is one value before that."""
-        return type(container) is dict and any(
-            snapshot.holds(container) or any(value is container for value in values)
-            for snapshot, values in self.befores
-        )
-
     def outer_families(self) -> set[int]:
         """The memory that tensors known outside the region lie in."""
         return {id(s.family) for s in self.recorder._slots.values() if s.ref() is not None}
@@ -448,44 +423,3 @@ class Session:
     def inner_slot(self, tensor: torch.Tensor) -> Slot:
         """The slot of a tensor that a region left."""
         return self.recorder.slot_of(tensor)
-
-    def held_by_callers(self, value: object) -> bool:
-        """Whether a variable of a function that runs now holds a value."""
-        frame = self.site_frame()
-        while frame is not None and frame is not self.base_frame:
-            is_ours = frame.f_globals.get("__name__", "").startswith("smelt.capture")
-            if not is_ours and any(held is value for held in frame.f_locals.values()):
-                return True
-            frame = frame.f_back
-        return False
-
-    @unwatched
-    def snapshot(self, without: Sequence[object] = (), more: Sequence[object] = ()) -> Snapshot:
-        """Copies of all containers that the program can reach from where it stands."""
-        if self._settled is None:
-            self._settled = Settled(self.heap_roots, self.own_parts)
-        left_out = [*without, *self.own_parts]
-        if not self._settled.is_apart_from({id(item) for item in left_out}):
-            return self.whole_snapshot(without, more)
-        return Snapshot([*self.locals_without(), *more], left_out, settled=self._settled)
-
-    @unwatched
-    def whole_snapshot(self, without: Sequence[object] = (), more: Sequence[object] = ()) -> Snapshot:
-        """The same, with all that holds a list or a dictionary."""
-        return Snapshot([*self.heap_roots, *self.locals_without(), *more], [*without, *self.own_parts])
-
-    def locals_without(self, own: Collection[str] = ()) -> list[object]:
-        """What the variables of all functions hold that run now, but for those of these names of the last one."""
-        found: list[Any] = []
-        frame = self.site_frame()
-        while frame is not None and frame is not self.base_frame:
-            if not frame.f_globals.get("__name__", "").startswith("smelt.capture"):
-                found.extend(v for name, v in frame.f_locals.items() if name not in own)
-                # Parts of the converted function are functions of their own, and see its variables, too.
-                own = own if frame.f_code.co_name.startswith(HIDDEN) else ()
-            frame = frame.f_back
-        return found
-
-    def site_frame(self) -> Any:
-        """The frame that runs now."""
-        return symbols.sys_frame(1)

@@ -295,11 +295,11 @@ class _Run:
         self, session: Session, functions: Functions, arguments: Arguments, symbols: Symbols | None
     ) -> Captured:
         recorder = session.recorder
-        session.callers = {} if self.heap is None else self.heap.by_id
-        session.heap_roots = [self.program, self.fn, *self.call]
+        session.heap.callers = {} if self.heap is None else self.heap.by_id
+        session.heap.roots = [self.program, self.fn, *self.call]
         # Functions run other code in the run itself.
-        self.snapshot = Snapshot(session.heap_roots, codes=False)
-        session.snapshots.append(self.snapshot)
+        self.snapshot = Snapshot(session.heap.roots, codes=False)
+        session.heap.snapshots.append(self.snapshot)
         session.watch = watch = Watch(session, functions.can, functions.codes)
         before = current.enter(session)
         try:
@@ -362,7 +362,7 @@ class _Run:
         session.base_frame = sys._getframe()
         try:
             args, kwargs = self.call
-            session.picked.clear()
+            session.heap.picked.clear()
             session.gradients.begin()
             # What it sets of context variables is set in a context of its own.
             result = copy_context().run(self.fn, *args, **kwargs)

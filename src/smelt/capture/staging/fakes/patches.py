@@ -533,7 +533,12 @@ def _stays_as_it_is(self: object, name: str, value: object = _NEW) -> None:
     if _is_from_outside(session.recorder, self):
         session.cannot(f"`{name}` of a tensor from outside is set", _NO_MORE)
     is_noted = name != "data"  # else the recorder refuses it
-    if is_noted and _is_of_torch(type(self), name) and session.snapshots and session.snapshots[-1].reached(self):
+    if (
+        is_noted
+        and _is_of_torch(type(self), name)
+        and session.heap.snapshots
+        and session.heap.snapshots[-1].reached(self)
+    ):
         raise CannotMerge(f"`{name}` of a tensor is set on one path only", _NO_MORE, session.site())
 
 

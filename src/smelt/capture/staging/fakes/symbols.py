@@ -9,7 +9,6 @@ Invariant: an operation on staged values records one `py.*` operator and compute
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -370,8 +369,3 @@ def own(value: object) -> Any:
     if isinstance(value, (SymInt, SymFloat, SymBool)) and not isinstance(value, _Staged):
         return wrap(value.node.slot) if isinstance(value.node, Node) else value
     return value
-
-
-def sys_frame(depth: int) -> object:
-    """A frame of this thread."""
-    return sys._getframe(depth + 1)

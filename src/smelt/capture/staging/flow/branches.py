@@ -113,7 +113,7 @@ def branch(
                 session.will_fork(key, grew=True)
                 session.paths.not_again(before)
         except Grows as grows:
-            is_older = session.is_older(grows.grown) or _is_carried(session, grows.grown)
+            is_older = session.heap.is_older(grows.grown) or _is_carried(session, grows.grown)
             if is_older or not _staged_before(session, key, grows.grown, grows.type, (then, orelse), variables, site):
                 raise
         except CannotMerge:
@@ -145,9 +145,9 @@ def _merged(
 ) -> Outcome:  # fmt: skip
     """The outcome after either arm. Raises: CannotMerge."""
     before = variables.get()
-    snapshot = session.snapshot(own_cells(variables))
-    session.snapshots.append(snapshot)
-    session.befores.append((snapshot, before))
+    snapshot = session.heap.snapshot(own_cells(variables))
+    session.heap.snapshots.append(snapshot)
+    session.heap.befores.append((snapshot, before))
     why = ("fork", key)
     try:
         arms = []
@@ -157,8 +157,8 @@ def _merged(
             arms.append(session.paths.trace(run, variables.names, why, {slot: answer}))
         return session.paths.branch(slot, arms, site, why, variables.names, anew)
     finally:
-        session.snapshots.pop()
-        session.befores.pop()
+        session.heap.snapshots.pop()
+        session.heap.befores.pop()
 
 
 def _staged_before(
@@ -168,7 +168,7 @@ def _staged_before(
     """Stage a container that grows in an arm, before the branch; whether that may be."""
     if not session.stages_growth or type(grown) not in (list, dict) or type_ is None:
         return False
-    snapshot = session.whole_snapshot(own_cells(variables), bodies)
+    snapshot = session.heap.whole_snapshot(own_cells(variables), bodies)
     if not snapshot.holds(grown) and not any(value is grown for value in variables.get()):
         return False
     stage_container(session, site, grown, type_, variables, snapshot)

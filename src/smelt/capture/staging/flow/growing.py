@@ -141,9 +141,9 @@ def stage_container(
 
     snapshot: of all that may refer to it. is_carried: a loop does, of which each turn but the first has it longer.
     """
-    if id(grown) in session.callers:
+    if id(grown) in session.heap.callers:
         session.cannot(f"a {type(grown).__name__} of an argument grows", "others hold it, and see it grow")
-    for key, lists in session.gone_over:
+    for key, lists in session.heap.gone_over:
         if any(one is grown for one in lists):
             if key is not None:
                 raise Again(Assumptions(lists={key: type_}))
@@ -183,7 +183,7 @@ def stage_container(
             held_by = "a method that is bound to it" if callable(holder) else f"a {type(holder).__name__}"
             session.cannot(f"a {kind} that grows in a loop is contained in {held_by}", "it cannot be replaced there")
     variables.set(tuple(staged if value is grown else value for value in values))
-    if session.held_by_callers(grown):
+    if session.heap.held_by_callers(grown):
         session.cannot(
             f"a {kind} that grows in a loop is contained in the caller", f"a traced {kind} cannot replace it there"
         )

@@ -67,7 +67,7 @@ def stage_while(session: Session, loop: LoopStatement, test: Thunk) -> None:
         records = session.recorder.records
         mark, answers = len(records), dict(session.paths.regions[-1].answers)
         known = session.recorder.marked()
-        before, snapshot = loop.variables.get(), session.snapshot()
+        before, snapshot = loop.variables.get(), session.heap.snapshot()
         start = trace.mark() if trace is not None and is_whole else None
         asked = 0 if trace is None else len(trace.guards)
         value = test()
@@ -260,11 +260,11 @@ def _unrolled(session: Session, loop: LoopStatement, iterable: Iterable[object])
     """A loop over what Python knows; once it may have ended early, each further turn stands under an `if`."""
     may_roll = type(iterable) is range and len(iterable) >= SHORT
     may_roll = may_roll and not session.assumed.has(loop.key, LoopKind.WHOLE, LoopKind.UNROLLED, LoopKind.COUNTED)
-    session.gone_over.append((loop.key if type(iterable) is list else None, lists_under(iterable)))
+    session.heap.gone_over.append((loop.key if type(iterable) is list else None, lists_under(iterable)))
     try:
         _turns(session, loop, iterable, may_roll)
     finally:
-        session.gone_over.pop()
+        session.heap.gone_over.pop()
 
 
 def _turns(session: Session, loop: LoopStatement, iterable: Any, may_roll: bool) -> None:
@@ -292,9 +292,9 @@ def _turns(session: Session, loop: LoopStatement, iterable: Any, may_roll: bool)
                 return
             continue
         rest = list(iterator)
-        lengths = [len(one) for one in session.gone_over[-1][1]]
+        lengths = [len(one) for one in session.heap.gone_over[-1][1]]
         _rest(session, loop, loop.more, rest, slot)
-        if lengths != [len(one) for one in session.gone_over[-1][1]]:
+        if lengths != [len(one) for one in session.heap.gone_over[-1][1]]:
             session.cannot("a list changes its length in a loop over it that data may end")
         return
 

@@ -107,8 +107,8 @@ class Loop:
         for _ in range(_MOST_TRIES):
             self.init = self.get()
             self.snapshot = self.look()
-            session.snapshots.append(self.snapshot)
-            session.befores.append((self.snapshot, self.init))
+            session.heap.snapshots.append(self.snapshot)
+            session.heap.befores.append((self.snapshot, self.init))
             session.loops.append(self)
             saved = self.saved = session.recorder.enter()
             try:
@@ -116,8 +116,8 @@ class Loop:
             finally:
                 session.recorder.leave(saved)
                 session.loops.pop()
-                session.befores.pop()
-                session.snapshots.pop()
+                session.heap.befores.pop()
+                session.heap.snapshots.pop()
                 self.snapshot.restore()
                 self.set(self.init)
             if regions is not None:
@@ -128,7 +128,7 @@ class Loop:
     def look(self, whole: bool = False) -> Snapshot:
         """A snapshot of all that the loop can reach, without its own variables. whole: with what holds containers."""
         parts = [part for part in (self.test, self.body) if part is not None]
-        look = self.session.whole_snapshot if whole else self.session.snapshot
+        look = self.session.heap.whole_snapshot if whole else self.session.heap.snapshot
         return look(own_cells(self.variables), parts)
 
     def unstable(self, why: str) -> NoReturn:
@@ -345,8 +345,8 @@ class Loop:
         if type(value) not in (list, dict):
             return False
         session = self.session
-        roots = [*session.heap_roots, *session.locals_without(self.names)]
-        return Snapshot(roots, [*own_cells(self.variables), *session.own_parts]).holds(value)
+        roots = [*session.heap.roots, *session.heap.locals_without(self.names)]
+        return Snapshot(roots, [*own_cells(self.variables), *session.heap.own]).holds(value)
 
     def _place_dummy(self, number: int, name: str, value: Any) -> None:
         """A place that is not read before the body filled it: before the first turn, any value like that."""
@@ -653,7 +653,7 @@ def run_loop(loop: Callable[[], Loop]) -> Loop:
             made.set(tuple(values))
             continue
         except Grows as grows:
-            if made.session.is_older(grows.grown):
+            if made.session.heap.is_older(grows.grown):
                 raise
             whole = made.look(whole=True)
             stage_container(made.session, made.site, grows.grown, grows.type, made.variables, whole, is_carried=True)
@@ -669,7 +669,7 @@ def grown_over(
     type_ = session.assumed.lists.get(key)
     if type_ is None:
         return items
-    snapshot = session.whole_snapshot(own_cells(variables), [body])
+    snapshot = session.heap.whole_snapshot(own_cells(variables), [body])
     return stage_container(session, session.site(), items, type_, variables, snapshot)
 
 

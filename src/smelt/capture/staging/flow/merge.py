@@ -262,7 +262,7 @@ class Merger:
         if isinstance(value, dict):
             return {k: self._either(item, is_left) for k, item in value.items()}
         if is_staged(value):
-            if self.session.is_outer(value):
+            if self.session.heap.is_outer(value):
                 return value  # what the path changed in it is a write of its own
             slot = slot_of(value)
             found = ScalarSlot(slot.type, slot.worlds)
@@ -296,7 +296,7 @@ class Merger:
         if (is_staged(a) or isinstance(a, _NUMBERS)) and (is_staged(b) or isinstance(b, _NUMBERS)):
             return self._scalars(a, b)
         for one, other in ((a, b), (b, a)):
-            if type(one) is list and is_staged(other) and self.session.is_outer(one):
+            if type(one) is list and is_staged(other) and self.session.heap.is_outer(one):
                 raise CannotGrow(self._where("a list is merged with a traced one"), _NOT_ONE, self.site, one, (other,))
         if any(isinstance(v, StagedRange) for v in (a, b)) and isinstance(a, range) and isinstance(b, range):
             bounds = (self.merge(getattr(a, name), getattr(b, name)) for name in ("start", "stop", "step"))
@@ -323,7 +323,7 @@ class Merger:
         return self._objects(a, b)
 
     def _objects(self, a: object, b: object) -> object:
-        if isinstance(a, (dict, list)) and not (self.session.is_outer(a) or self.session.is_outer(b)):
+        if isinstance(a, (dict, list)) and not (self.session.heap.is_outer(a) or self.session.heap.is_outer(b)):
             return self._structures(a, b)
         if (
             is_skipped_class(type(a))
@@ -359,9 +359,9 @@ class Merger:
     def _was_there(self, value: object) -> bool:
         """Whether an object was there before the paths that meet: what they change in it is merged on its own."""
         if isinstance(value, (list, dict, set, deque)):
-            return self.session.is_outer(value)
+            return self.session.heap.is_outer(value)
         fields = getattr(value, "__dict__", None)
-        return isinstance(fields, dict) and self.session.is_outer(fields)
+        return isinstance(fields, dict) and self.session.heap.is_outer(fields)
 
     def _standing(self, numbers: dict[int, object]) -> Callable[[object], object]:
         """Has a tensor stand where a structure holds what the graph knows, which is noted by the tensor's id."""
@@ -438,7 +438,7 @@ class Merger:
         if isinstance(value, torch.Tensor):
             return value if self.session.recorder.knows(value) else self._through(value)
         if is_staged(value):
-            if self.session.is_outer(value):
+            if self.session.heap.is_outer(value):
                 return value  # what the path changed in it is a write of its own
             slot = slot_of(value)
             found = ScalarSlot(slot.type, slot.worlds, slot.is_native)
@@ -452,7 +452,7 @@ class Merger:
             return type(value)(self._export(item) for item in value)
         if type(value) is dict:
             return {k: self._export(item) for k, item in value.items()}
-        if isinstance(value, (dict, list)) and not self.session.is_outer(value):
+        if isinstance(value, (dict, list)) and not self.session.heap.is_outer(value):
             numbers: dict[int, object] = {}
             flattener = Flattener(convert=self._standing(numbers), stays=self._was_there)
             tree = flattener.flatten(value, "a value")
@@ -494,7 +494,7 @@ class Merger:
 
     def _must_be_new(self, *containers: object) -> None:
         for container in containers:
-            if self.session.is_outer(container):
+            if self.session.heap.is_outer(container):
                 self._fail(f"two {type(container).__name__}s meet, of which one was there before")
 
     def _fail(self, what: str) -> NoReturn:

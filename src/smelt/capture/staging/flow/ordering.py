@@ -89,7 +89,7 @@ def check_change(session: Session, container: object) -> None:
     """A container is going to be changed, or asked who it is. Raises: Again where a copy of it may be held, too."""
     if type(container) in (list, dict):
         session.copies.check_change(container)
-    held = session.picked.get(id(container))
+    held = session.heap.picked.get(id(container))
     if held is not None and held[0] is container:
         session.unmerge(("fork", held[2]))
 
@@ -97,7 +97,7 @@ def check_change(session: Session, container: object) -> None:
 def check_unchanged(session: Session) -> None:
     """At the end of a way: nothing has changed what stands in two places. Raises: Again, CannotStage."""
     session.copies.check_unchanged()
-    for container, contents, place in list(session.picked.values()):
+    for container, contents, place in list(session.heap.picked.values()):
         now = _contents(container)
         if len(now) != len(contents) or any(a is not b for a, b in zip(now, contents, strict=True)):
             session.unmerge(("fork", place))
@@ -239,7 +239,7 @@ class _Picks:
         """An object that stands for several; where others hold these, none may change, or be asked who it is."""
         if not all(id(value) in self.alone for value in values):
             for container in (*values, made):
-                self.session.picked[id(container)] = (container, _contents(container), self.place)
+                self.session.heap.picked[id(container)] = (container, _contents(container), self.place)
         return made
 
     def _alike(self, features: Iterable[object]) -> None:

@@ -9,11 +9,13 @@ Invariant: nothing of the user's is called; restoring leaves each container the 
 
 from __future__ import annotations
 
+import sys
 import types
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smelt._torch.library.lru import table_of
+from smelt.capture.convert.runtime import HIDDEN
 from smelt.capture.reads.reads_values import HOOKED
 from smelt.capture.staging.fakes.symbols import StagedObject, slot_of, wrap
 from smelt.capture.staging.objects.changed_since import Settled
@@ -33,6 +35,9 @@ from smelt.capture.staging.objects.hidden import keepers_of
 from smelt.capture.staging.objects.process import Settings
 from smelt.capture.staging.objects.reachable import Walk, fields_of
 from smelt.capture.staging.objects.unconverted_code import unwatched
+
+if TYPE_CHECKING:
+    from smelt.capture.staging.session import Session
 
 
 class Change(NamedTuple):
@@ -235,3 +240,77 @@ def _differences(container: Any, old: Any) -> Iterator[Change]:
             for i, (before, after) in enumerate(zip(old, now, strict=True)):
                 if before is not after:
                     yield Change(container, i, before, after)
+
+
+class Heap:
+    """Python's objects in one run of a program.
+
+    roots: what leads to all of the program's; callers: the arguments' objects, by id. snapshots: of what there was
+    before each region that is open; befores: the same of each branch and loop that runs, with what their variables
+    held. gone_over: loops that Python unrolls, and the lists that they go over. picked: containers of which there may
+    be copies, by id.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.roots: list[object] = []
+        self.callers: Mapping[int, int] = {}
+        self.snapshots: list[Snapshot] = []
+        self.befores: list[tuple[Snapshot, tuple[object, ...]]] = []
+        self.gone_over: list[tuple[object, list[list[object]]]] = []
+        self.picked: dict[int, tuple[Any, Any, object]] = {}
+        self._settled: Settled | None = None  # what was reachable when it was first looked at
+
+    @property
+    def own(self) -> tuple[object, ...]:
+        """The parts of the run: none of the program's."""
+        session = self.session
+        return session, session.domain, session.paths, session.reading, session.recorder, self
+
+    def is_outer(self, container: object) -> bool:
+        """Whether a container was there before the innermost region that is being explored."""
+        return bool(self.snapshots) and self.snapshots[-1].holds(container)
+
+    def is_older(self, container: object) -> bool:
+        """Whether a dictionary was there before a branch or loop that runs: staged, it is one value before that."""
+        return type(container) is dict and any(
+            snapshot.holds(container) or any(value is container for value in values)
+            for snapshot, values in self.befores
+        )
+
+    def held_by_callers(self, value: object) -> bool:
+        """Whether a variable of a function that runs now holds a value."""
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame is not self.session.base_frame:
+            is_ours = frame.f_globals.get("__name__", "").startswith("smelt.capture")
+            if not is_ours and any(held is value for held in frame.f_locals.values()):
+                return True
+            frame = frame.f_back
+        return False
+
+    @unwatched
+    def snapshot(self, without: Sequence[object] = (), more: Sequence[object] = ()) -> Snapshot:
+        """Copies of all containers that the program can reach from where it stands."""
+        if self._settled is None:
+            self._settled = Settled(self.roots, self.own)
+        left_out = [*without, *self.own]
+        if not self._settled.is_apart_from({id(item) for item in left_out}):
+            return self.whole_snapshot(without, more)
+        return Snapshot([*self.locals_without(), *more], left_out, settled=self._settled)
+
+    @unwatched
+    def whole_snapshot(self, without: Sequence[object] = (), more: Sequence[object] = ()) -> Snapshot:
+        """The same, with all that holds a list or a dictionary."""
+        return Snapshot([*self.roots, *self.locals_without(), *more], [*without, *self.own])
+
+    def locals_without(self, own: Collection[str] = ()) -> list[object]:
+        """What the variables of all functions hold that run now, but for those of these names of the last one."""
+        found: list[Any] = []
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame is not self.session.base_frame:
+            if not frame.f_globals.get("__name__", "").startswith("smelt.capture"):
+                found.extend(v for name, v in frame.f_locals.items() if name not in own)
+                # Parts of the converted function are functions of their own, and see its variables, too.
+                own = own if frame.f_code.co_name.startswith(HIDDEN) else ()
+            frame = frame.f_back
+        return found
