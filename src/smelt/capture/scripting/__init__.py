@@ -1,6 +1,6 @@
 """Graphs from source: a program is run on what its parameters may be, and nothing computes.
 
-Read `run`, then `domain` and `runtime`; `calls` tells a call's kinds apart, `functions` and `builtins` answer for two of them.
+Read `run`, then `domain` and `runtime`; `calls` tells a call's kinds apart, `functions` and `builtins` answer for two.
 """
 
 from smelt.capture.scripting.annotations import TensorAnnotation

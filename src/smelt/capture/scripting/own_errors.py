@@ -34,19 +34,21 @@ _STAGED_NUMBER = re.compile(r"must be (bool|int|float|complex|str), not \1\b")
 
 
 def codes_of(*doers: Doer) -> frozenset[CodeType]:
-    """The code of functions, of the methods of classes, and of all that is defined in them."""
+    """The code of functions, of the methods of classes, of what they wrap, and of all that is defined in them."""
     return frozenset(code for doer in doers for function in _functions_of(doer) for code in _nested(function.__code__))
 
 
 def _functions_of(doer: Doer) -> Iterator[FunctionType]:
     if isinstance(doer, FunctionType):
         yield doer
+        for cell in doer.__closure__ or ():
+            if isinstance(cell.cell_contents, FunctionType):
+                yield cell.cell_contents
     elif isinstance(doer, type):
         for found in vars(doer).values():
-            inner = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
-            inner = getattr(inner, "__wrapped__", inner)
-            if isinstance(inner, FunctionType):
-                yield inner
+            method = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
+            if isinstance(method, FunctionType):
+                yield from _functions_of(method)
     else:
         raise TypeError(f"{doer!r} is neither a function nor a class of Python's")
 
