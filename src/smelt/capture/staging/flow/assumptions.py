@@ -1,7 +1,7 @@
 """What a run takes for given because an earlier run of the same program came to nothing without it.
 
-    raise Again(loop_is(key))                         the run ends
-    known = session.assumed | again.more                 the next one begins with what this one found, and with that
+    raise Again(loop_is(key))                    the run ends
+    assumed = session.assumed | again.more       the next one begins with what this one found, and with that
 
 Invariant: what is found is added to what was known; only who starts the runs takes something back.
 """
