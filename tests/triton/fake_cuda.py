@@ -90,6 +90,7 @@ class Memory:
         self.is_capturing = False
         self.used: list[int] = []
         self.ran: list[str] = []
+        self.storages: list[Any] = []
 
     @_of_torch
     def note(self, made: Any, given: Any) -> None:
@@ -174,6 +175,31 @@ def _to_copy(memory: Memory) -> Any:
     return run
 
 
+@_of_torch
+def _cloned(clone: Any) -> Any:
+    def run(storage: Any) -> Any:
+        if storage.device.type != "cuda":
+            return clone(storage)
+        memory = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
+        return on_device(torch.frombuffer(bytearray(memory), dtype=torch.uint8), _CUDA).untyped_storage()
+
+    return run
+
+
+@_of_torch
+def _set(memory: Memory) -> Any:
+    def run(target: Tensor, storage: Any, offset: int, size: Any, stride: Any = ()) -> Tensor:
+        bytes_ = torch.frombuffer(
+            (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr()), dtype=torch.uint8
+        )
+        memory.storages.append(storage)
+        target.data = cuda(bytes_.view(target.dtype).as_strided(size, stride, offset))
+        memory.note(target, ())
+        return target
+
+    return run
+
+
 class _Guard:
     """What torch asks which device is at hand: the device without data's, but that it says that it is CUDA's."""
 
@@ -243,6 +269,7 @@ def fake_cuda() -> Iterator[Memory]:
         stack.callback(aten._destroy)
         every.fallback(_fallback(memory), "CUDA")
         aten.impl("copy_", _copy, "CUDA")
+        aten.impl("set_.source_Storage_storage_offset", _set(memory), "CUDA")
         aten.impl("_to_copy", _to_copy(memory), "CUDA")
         stack.enter_context(mock.patch.object(torch.cuda, "_lazy_init", _of_torch(lambda: None)))
         asked = {"_cuda_getCurrentRawStream": lambda index: memory.stream, "_cuda_getDevice": lambda: 0}
@@ -251,6 +278,8 @@ def fake_cuda() -> Iterator[Memory]:
         said = {"is_available": lambda: True, "device_count": lambda: 1, "is_bf16_supported": lambda *args: True}
         for name, function in said.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, _of_torch(function)))
+        clone = _of_torch(_cloned(torch.UntypedStorage.clone))
+        stack.enter_context(mock.patch.object(torch.UntypedStorage, "clone", clone))
         send = _of_torch(lambda to, data: host(to).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8)))
         stack.enter_context(mock.patch.object(gpu, "send", send))
         used = _of_torch(lambda tensor, index: memory.used.append(memory.stream))

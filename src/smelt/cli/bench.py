@@ -16,12 +16,14 @@ from smelt.bench import report
 from smelt.bench import rows as rows_
 from smelt.bench.measure import Plan
 from smelt.bench.models import MODELS, Model
+from smelt.bench.on_gpu import SYSTEMS
 from smelt.bench.rows import Row
 from smelt.bench.suite import EAGER, Suite, Watch, run
 from smelt.bench.systems import DTYPES, System, missing, systems
 from smelt.bench.training import training_systems
 from smelt.bench.training_models import TRAINING_MODELS
 from smelt.bench.wide_models import WIDE_MODELS
+from smelt.cli.bench_gpu import bench_gpu
 from smelt.cli.ingot import bench_ingot, is_ingot
 from smelt.diag.console import console, progress
 
@@ -116,14 +118,31 @@ def bench(
     update: Annotated[
         bool, typer.Option(help="Keep the rows of an existing --json that are not measured now.")
     ] = False,
+    device: Annotated[
+        str, typer.Option(help="cpu, or cuda: by events, beside Inductor's modes; --models, --peers, --dtype, --json.")
+    ] = "cpu",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --device cuda: compile the models' kernels, without a GPU.")
+    ] = False,
 ) -> None:
     if ingot:
         if not is_ingot(ingot):
             raise typer.BadParameter(f"{ingot!r} is no saved program: its name does not end with .ingot")
         bench_ingot(ingot, threads)
         return
+    if device not in ("cpu", "cuda") or (dry_run and device == "cpu"):
+        raise typer.BadParameter(f"{device!r} is neither cpu nor cuda, or --dry-run has no GPU", param_hint="--device")
     if suite not in SUITES:
         raise typer.BadParameter(f"{suite!r} is none of {', '.join(SUITES)}", param_hint="--suite")
+    if device == "cuda":
+        known = tuple(m.name for m in SUITES[suite])
+        chosen_models = _checked("--models", models, known, "model")
+        peers_ = _checked("--peers", peers, SYSTEMS, "system")
+        dtypes = _checked("--dtype", dtype, ("f32", "bf16"), "dtype")
+        bench_gpu(
+            [m for m in SUITES[suite] if m.name in chosen_models], peers_, [DTYPES[d] for d in dtypes], json, dry_run
+        )
+        return
     every_system, every_model = (training_systems(), TRAINING_MODELS) if train else (systems(), SUITES[suite])
     names = [s.name for s in every_system]
     if quick and (train or suite == "own"):
@@ -214,6 +233,10 @@ Examples:
       models of other kinds, and one page of ratios to the best peer
   smelt bench --competing --json all.json --update
       everything again while another process keeps one core busy
+  smelt bench --device cuda --models bert,gpt2 --dtype f32,bf16
+      on a GPU, by events, against Inductor's modes with CUDA graphs
+  smelt bench --device cuda --dry-run
+      the models' kernels compiled for a GPU that is not there
   smelt bench --models gpt2 --json all.json --update
       measure one model again and keep the other rows of the file
 """

@@ -19,7 +19,7 @@ from smelt.cli.users_program import in_users_program, load_program
 from smelt.compiler import Unit
 from smelt.diag import SmeltError
 from smelt.diag.console import console
-from smelt.inspect.gpu import gpu_listing
+from smelt.inspect.gpu import GpuForm, gpu_listing
 from smelt.inspect.kernels import Form, compiled_units, kernel_rows, listing
 from smelt.inspect.roofline import measure_ceilings, plot_roofline
 from smelt.inspect.shares import profile_of
@@ -43,6 +43,7 @@ def show(
     assembly: Annotated[bool, typer.Option("--assembly", help="With --kernels: as this machine's assembly.")] = False,
     triton: Annotated[bool, typer.Option("--triton", help="Its kernels for a GPU as Triton source.")] = False,
     ptx: Annotated[int, typer.Option(help="Those as PTX for a capability: 90 for 9.0.", show_default=False)] = 0,
+    sass: Annotated[int, typer.Option(help="Those as machine instructions.", show_default=False)] = 0,
     where: Annotated[bool, typer.Option("--where/--no-where", help="Name the lines that operations came from.")] = True,
     width: Annotated[
         int | None, typer.Option(min=40, help="Characters of a line. Default: the terminal's, unbroken in a file.")
@@ -90,8 +91,8 @@ def show(
     if is_ingot(target):
         show_ingot(target, full)
         return
-    if optimized + code + kernels + (triton or ptx > 0) > 1:
-        raise typer.BadParameter("--optimized, --code, --kernels and --triton exclude each other")
+    if optimized + code + kernels + (triton or ptx > 0 or sass > 0) > 1 or (ptx > 0 and sass > 0):
+        raise typer.BadParameter("--optimized, --code, --kernels, --triton, --ptx and --sass exclude each other")
     if (llvm and assembly) or ((llvm or assembly) and not kernels):
         raise typer.BadParameter("--llvm and --assembly are two forms of --kernels")
     loaded = load_program(target)
@@ -103,9 +104,10 @@ def show(
         # What the program prints is no part of its graph's text.
         with redirect_stdout(sys.stderr), in_users_program(loaded):
             program = smelt.trace(loaded.function, loaded.args, dict(loaded.kwargs))
-        if triton or ptx:
+        if triton or ptx or sass:
             graph = program.graph_for(*loaded.args, **loaded.kwargs)
-            typer.echo(gpu_listing(graph, "ptx" if ptx else "triton", ptx or 90))
+            of_gpu: GpuForm = "ptx" if ptx else "sass" if sass else "triton"
+            typer.echo(gpu_listing(graph, of_gpu, ptx or sass or 90))
         elif optimized:
             _print_graph(program.graph_for(*loaded.args, **loaded.kwargs), where, width, full)
         elif code:

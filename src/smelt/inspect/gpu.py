@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from typing import Literal
 
 from smelt.codegen.lower.gpu import GpuKernel, GpuProgram, gpu_program
-from smelt.codegen.triton.compile import stage_texts
+from smelt.codegen.triton.compile import machine_text, stage_texts
 from smelt.ir import Graph
 
-GpuForm = Literal["triton", "ptx"]
+GpuForm = Literal["triton", "ptx", "sass"]
 
 
 def gpu_listing(graph: Graph, form: GpuForm = "triton", arch: int = 90) -> str:
     """The kernels of an optimized graph, equal ones once, and which of its nodes have none.
 
-    form: Triton source, or PTX for a compute capability (`arch`, 90 for 9.0). Raises: SmeltError (S0305) for PTX
-    without Triton.
+    form: Triton source, or PTX or machine instructions (SASS) for a compute capability (`arch`, 90 for 9.0). Raises:
+    SmeltError (S0305) for these without Triton.
     """
     return "\n\n".join(_blocks(gpu_program(graph), form, arch))
 
@@ -29,7 +29,10 @@ def _blocks(program: GpuProgram, form: GpuForm, arch: int) -> Iterator[str]:
     for group in launches.values():
         yield "\n".join([_head(group), *(f"# {line}" for line in group[0].text.splitlines())])
         source = group[0].kernel.source
-        yield str(group[0].kernel) if form == "triton" else stage_texts(source, arch)["ptx"]
+        if form == "triton":
+            yield str(group[0].kernel)
+        else:
+            yield stage_texts(source, arch)["ptx"] if form == "ptx" else machine_text(source, arch)
     refused = Counter(f"{node.op}: {why}" for node, why in program.refused)
     if refused:
         lines = (f"#   {count} {text}" for text, count in refused.items())

@@ -27,14 +27,20 @@ Form = Literal["loops", "llvm", "assembly"]
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A launch as it was planned, and what it took: None unless the program was compiled with `profile`."""
+    """A launch as it was planned, and what it took: None unless the program was compiled with `profile`.
+
+    gpu_us: the median time of a kernel of a GPU, by events, run by itself over memory of its own.
+    """
 
     report: KernelReport
     measured: ProfileRow | None
+    gpu_us: float | None = None
 
     @property
     def us(self) -> float | None:
         """The least time of a call in microseconds, which other work on the machine disturbs least."""
+        if self.gpu_us is not None:
+            return self.gpu_us
         return self.measured.min_ns / 1e3 if self.measured is not None and self.measured.calls else None
 
 
@@ -62,15 +68,18 @@ def launches(unit: Unit) -> list[Launched]:
         return []
     rows = {} if unit.executable is None else {row.index: row for row in unit.executable.profile()}
     at: list[int | None] = []
+    on_gpu: list[float | None] = []
     for index, instruction in enumerate(unit.lowered.plan.instructions):
         if isinstance(instruction, Launch):
             at.append(index)
+            on_gpu.append(None)
         elif isinstance(instruction, PyCall) and isinstance(instruction.fn, Segment):
             # The time of the call is that of the CPU: the GPU's kernels are under way when it returns.
             at.extend([None] * instruction.fn.kernels)
+            on_gpu += instruction.fn.times_us() if unit.options.profile else [None] * instruction.fn.kernels
     reports = unit.lowered.report.kernels
-    found = zip(at, reports, strict=True)
-    return [Launched(report, None if index is None else rows.get(index)) for index, report in found]
+    found = zip(at, on_gpu, reports, strict=True)
+    return [Launched(report, None if index is None else rows.get(index), us) for index, us, report in found]
 
 
 def kernel_rows(units: Sequence[Unit], ceilings: Ceilings | None = None) -> list[Row]:

@@ -16,6 +16,8 @@ import torch
 
 from smelt.diag.packages import not_installed
 from smelt.inspect.shown import Row
+from smelt.runtime.cuda.machine import machine
+from smelt.runtime.cuda.timing import Stopwatch
 
 _COPY_NBYTES = 64 << 20
 _COPY_TRIALS = 8
@@ -23,7 +25,10 @@ _COPY_TRIALS = 8
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """gflops: peak of f32 multiply-adds; gbps: bytes read plus written by a large copy, in GB/s; of `threads`."""
+    """gflops: peak of f32 multiply-adds; gbps: bytes read plus written by a large copy, in GB/s; of `threads`.
+
+    Of a GPU: gflops of bf16 products, threads: its multiprocessors.
+    """
 
     gflops: float
     gbps: float
@@ -46,6 +51,26 @@ def measure_ceilings() -> Ceilings:
         target.copy_(source)
         best = min(best, time.perf_counter() - start)
     return Ceilings(peak.gflops, 2 * _COPY_NBYTES / best / 1e9, threads)
+
+
+def measure_gpu_ceilings(index: int = 0) -> Ceilings:
+    """The ceilings of a GPU: the fastest of several large copies, and of several large products of bf16, by events.
+
+    Sizes follow from its cache: a copy is eight times as large, a product has as many columns as the cache numbers in a
+    square. Raises: SmeltError (S0405) where there is no GPU that Smelt can use.
+    """
+    found = machine(index)
+    watch = Stopwatch(found)
+    device = torch.device("cuda", index)
+    cache_nbytes = found.driver.cache_nbytes(index)
+    source = torch.ones(max(16, 8 * cache_nbytes) // 4, device=device)
+    target = torch.empty_like(source)
+    n = 1 << (max(64, cache_nbytes).bit_length() // 2)
+    left = torch.ones(n, n, dtype=torch.bfloat16, device=device)
+    copied = min(watch.times_us(lambda: target.copy_(source), _COPY_TRIALS))
+    multiplied = min(watch.times_us(lambda: torch.mm(left, left), _COPY_TRIALS))
+    gbps = 2 * source.nbytes / max(copied, 1e-3) / 1e3
+    return Ceilings(2 * n**3 / max(multiplied, 1e-3) / 1e3, gbps, found.processors[0])
 
 
 def plot_roofline(rows: Sequence[Row], ceilings: Ceilings, path: Path) -> str:

@@ -61,6 +61,13 @@ def stage_texts(source: TritonSource, arch: int) -> dict[str, str]:
     return texts
 
 
+def machine_text(source: TritonSource, arch: int) -> str:
+    """The machine instructions of a kernel (SASS) as text, for people. Raises: as `compile_cuda`."""
+    made = stages()
+    text: str = made.disassembled(made.compile_one(source, arch).code)
+    return text
+
+
 def stages() -> Any:
     """The module that imports Triton. Raises: SmeltError (S0305) if there is none, or another version."""
     try:

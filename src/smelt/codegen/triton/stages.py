@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import linecache
 import os
+import subprocess
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from triton import __file__ as triton_file
 from triton import __version__, knobs
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
@@ -62,6 +66,21 @@ def compile_one(source: TritonSource, arch: int) -> Compiled:
         raise InternalError(
             f"a Triton kernel cannot be compiled for sm_{arch}: {reason}", notes=(source.text,)
         ) from error
+
+
+def disassembled(code: CudaCode) -> str:
+    """The machine instructions of a kernel, by the disassembler that Triton brings. Raises: InternalError."""
+    tool = Path(triton_file).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code.cubin)
+        file.flush()
+        try:
+            done = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, timeout=60, check=False)
+        except OSError as error:
+            raise InternalError(f"nvdisasm of Triton cannot be run: {error}") from error
+    if done.returncode:
+        raise InternalError(f"nvdisasm of Triton refuses a kernel: {done.stderr.strip()}")
+    return done.stdout
 
 
 def _through_stages(source: TritonSource, arch: int) -> Compiled:

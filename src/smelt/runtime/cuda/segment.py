@@ -23,6 +23,7 @@ from smelt.diag import Span
 from smelt.runtime.cuda.executable import CudaExecutable
 from smelt.runtime.cuda.machine import Machine
 from smelt.runtime.cuda.plan import CudaPlan
+from smelt.runtime.cuda.timing import launch_times_us
 
 _PROMISED = 16
 """What addresses are a multiple of, where kernels load 16 bytes at once."""
@@ -65,6 +66,7 @@ class Segment:
         self.forms, self.machine = forms, machine
         self._lock = threading.Lock()
         self._made: dict[bool, tuple[CudaPlan, CudaExecutable]] = {}
+        self._times: list[float] | None = None
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         """The results, for tensors and numbers behind them.
@@ -120,6 +122,13 @@ class Segment:
         seed, offset = gpu.generator_state(index)
         executable.run(addresses, (), made, stream, (seed, offset), numbers)
         gpu.move_generator(index, offset + draws.moved)
+
+    def times_us(self) -> list[float]:
+        """What each kernel takes, in microseconds, by events; measured once. Raises: SmeltError (S0405)."""
+        with self._lock, gpu.on(self.machine.index):
+            if self._times is None:
+                self._times = launch_times_us(self.machine, self.forms.aligned)
+            return self._times
 
     @property
     def kernels(self) -> int:

@@ -10,6 +10,7 @@ Invariant: all events are destroyed; work that fails has no time, and the others
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from statistics import median
 from typing import Final, TypeAlias
 
@@ -17,7 +18,10 @@ import torch
 
 from smelt._torch import gpu
 from smelt.diag import SmeltError
+from smelt.runtime.cuda.code import CudaCode
+from smelt.runtime.cuda.executable import CudaExecutable
 from smelt.runtime.cuda.machine import Machine
+from smelt.runtime.cuda.plan import CudaLaunch, CudaMemory, CudaPlan
 
 Work: TypeAlias = Callable[[], object]
 
@@ -38,8 +42,12 @@ class Stopwatch:
 
     def time_us(self, work: Work, rounds: int = _ROUNDS) -> float:
         """The median time of a run. Raises: what the work raises; SmeltError (S0405)."""
+        return median(self.times_us(work, rounds))
+
+    def times_us(self, work: Work, rounds: int = _ROUNDS) -> list[float]:
+        """The times of runs behind one that is not counted. Raises: as `time_us`."""
         work()  # What is made or chosen at a first run is not in the times.
-        return median(self._times_us(work, rounds))
+        return self._times_us(work, rounds)
 
     def _times_us(self, work: Work, rounds: int) -> list[float]:
         driver, stream = self.machine.driver, gpu.stream_of(self.machine.index)
@@ -80,6 +88,33 @@ def said(error: Exception) -> str:
     if isinstance(error, SmeltError):
         return f"{error.what}: {error.why}" if error.why else error.what
     return str(error).partition("\n")[0]
+
+
+def launch_times_us(machine: Machine, plan: CudaPlan) -> list[float]:
+    """The time of each launch of a plan, run by itself over memory of its own. Raises: SmeltError (S0405)."""
+    watch, codes = Stopwatch(machine), {code.name: code for code in plan.kernels}
+    return [_launch_us(watch, plan, launch, codes[launch.kernel]) for launch in plan.launches]
+
+
+def _launch_us(watch: Stopwatch, plan: CudaPlan, launch: CudaLaunch, code: CudaCode) -> float:
+    machine, numbers = watch.machine, list(dict.fromkeys(launch.buffers))
+    memories = tuple(CudaMemory("argument", k, plan.memories[number].nbytes) for k, number in enumerate(numbers))
+    kinds = {number: code.parameters[at][1] for at, number in enumerate(launch.buffers)}
+    tensors = [
+        filled_memory(plan.memories[n].nbytes, _DTYPES.get(kinds[n], torch.uint8), machine.index) for n in numbers
+    ]
+    alone = replace(launch, buffers=tuple(numbers.index(n) for n in launch.buffers), after=())
+    executable = CudaExecutable(
+        CudaPlan((code,), memories, (alone,), 0), machine.driver, machine.allocate, machine.index, machine.modules
+    )
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    try:
+        return watch.time_us(lambda: executable.run(addresses, (), (), gpu.stream_of(machine.index)))
+    finally:
+        executable.close()
+
+
+_DTYPES = {"*fp16": torch.float16, "*bf16": torch.bfloat16, "*fp32": torch.float32, "*fp64": torch.float64}
 
 
 def filled(

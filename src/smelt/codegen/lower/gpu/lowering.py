@@ -21,6 +21,7 @@ import torch
 
 from smelt._torch.gpu import tf32_flags
 from smelt.analysis.devices import devices_at, devices_of, on_cpu
+from smelt.codegen.fusion.cost import NestCost, cost
 from smelt.codegen.fusion.groups import Facts
 from smelt.codegen.fusion.schedule import schedule
 from smelt.codegen.lower.builder import PlanBuilder, Storage
@@ -300,8 +301,19 @@ class _Body:
             where = tuple(dict.fromkeys(f"{n.span.file}:{n.span.line}" for n in kernel.nodes if n.span is not None))
             scopes = tuple(dict.fromkeys(node.scope for node in kernel.nodes if node.scope))
             form = kernel.kernel.form
+            paid = NestCost(0, 0) if kernel.nest is None else cost(kernel.nest)
             self.kernels.append(
-                KernelReport(source.name, form, kernel.text, names, where, scopes, kernel.kernel.programs, 0, 0)
+                KernelReport(
+                    source.name,
+                    form,
+                    kernel.text,
+                    names,
+                    where,
+                    scopes,
+                    kernel.kernel.programs,
+                    paid.nbytes,
+                    paid.operations,
+                )
             )
 
     def _single(self, node: Node) -> None:
