@@ -81,6 +81,7 @@ class Captured:
         what is outside: then only the program itself gives the same.
     spent: outputs whose history the program itself went back through: to do so again is an error.
     begins_bare: before its first operator the program lets go of all gradients that it replaces.
+    is_elsewhere: it tells of a call with other sizes than those that are staged now.
     autocast, default_dtype: what the run found set.
     asks_modes: whether the program asks for grad or inference mode, or makes inference tensors: it is captured again
         where it is called in other ones.
@@ -120,6 +121,7 @@ class Captured:
     has_history: bool = False
     spent: frozenset[int] = frozenset()
     begins_bare: bool = False
+    is_elsewhere: bool = False
     autocast: tuple[tuple[str, torch.dtype], ...] = field(default_factory=autocast)
     default_dtype: torch.dtype = field(default_factory=default_dtype)
 

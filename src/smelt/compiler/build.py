@@ -12,11 +12,13 @@ from typing import Any
 from smelt.autodiff.inside import computes_gradients
 from smelt.capture import Captured, capture
 from smelt.capture.staging.flow.stops import TOO_LONG, TOO_MANY
+from smelt.capture.staging.stage import Learnt
 from smelt.compiler.long_loops import with_long_loops
-from smelt.compiler.object.compiled_types import NeedsGradients, ObservedProgram, Unrepeated
+from smelt.compiler.object.compiled_types import KnownProgram, NeedsGradients, ObservedProgram, Unrepeated
 from smelt.compiler.object.originals import move_originals
 from smelt.compiler.programs.narrow_layers import NARROW
 from smelt.compiler.replayable import acts_repeatably
+from smelt.compiler.sizes.sized_unit import SizedUnit
 from smelt.compiler.source_digest import begin_source_digest
 from smelt.compiler.staged import staged_unit
 from smelt.compiler.training.training import training_unit
@@ -26,11 +28,16 @@ from smelt.diag.collector import collections_later
 
 
 def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options) -> Unit:
-    """Run the program once under the recorder; the unit that computes the same from now on.
+    """Run the program once under the recorder; the unit that computes the same from now on. Where an earlier build for
+    other sizes knows the program, that may do without a run (`ObservedProgram.is_spared`).
 
     Raises: CaptureError where the program cannot be captured, NeedsGradients where autograd must see it run (it has run
         to its end all the same), Unrepeated where it did what no replay of a graph does.
     """
+    if fn.known is not None:
+        unit = _by_known(fn, fn.known, args, kwargs, options)
+        if unit is not None:
+            return unit
     # Before anything is recorded: guards then see parameters where they stay.
     moved = move_originals(fn.target, options)
     if options.keep_plans and options.cache_dir:
@@ -69,6 +76,27 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
         unit.keep_sample(captured.signature.flatten(args, kwargs) if captured.signature is not None else ())
     unit.moved = moved
     unit.stages_ms = {"recorded run": round(recorded_ms, 3), **unit.stages_ms}
+    return unit
+
+
+def _by_known(
+    fn: ObservedProgram, known: KnownProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options
+) -> Unit | None:
+    """The program with free sizes by what an earlier build learnt of it; None where it has to be recorded."""
+    if options.keep_plans and options.cache_dir:
+        begin_source_digest()
+    fn.log, (spec, is_wide) = known.log, fn.freedom.specs[0]
+    begun_as = fn.learnt.assumed
+    fn.learnt.follows, fn.learnt.most_s = False, fn.staging_s
+    narrow = known.narrow if isinstance(known.narrow, SizedUnit) else None
+    stage = partial(staged_unit, fn, known.captured, args, kwargs, options, spec, is_wide=is_wide, narrow=narrow)
+    unit, _ = fn.attempts.of(("known", narrow is None, frozenset(spec)), stage)
+    if unit is None:
+        fn.log = None
+        fn.freedom = fn.freedom.from_one()
+        fn.learnt = Learnt(begun_as, fn.learnt.exhausted)
+        return None
+    unit.background, unit.ledger = fn.background, fn.ledger
     return unit
 
 

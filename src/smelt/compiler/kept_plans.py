@@ -10,9 +10,10 @@ of the same types. What cannot be read, or is not what it should be, is removed 
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import lru_cache
 from typing import Any
 
@@ -23,6 +24,7 @@ from smelt.codegen.llvm.isa import host_isa
 from smelt.codegen.lower.result import Lookup, Lowered
 from smelt.codegen.lower.static.serialized_plans import CannotKeep, read, write
 from smelt.codegen.lower.static.static_program import OtherState
+from smelt.compiler.programs.narrow_layers import Narrowed, narrowed_from
 from smelt.compiler.source_digest import begin_source_digest, source_digest
 from smelt.diag import Options
 from smelt.ir import Graph
@@ -81,14 +83,31 @@ class KeptPlans:
             self._cache.drop(key, KIND)
             return None
 
-    def keep(self, key: str, lowered: Lowered) -> str:
-        """Write a plan for later processes; why it is not, or nothing."""
+    def narrowed(self, key: str) -> Narrowed | None:
+        """Which layers of the plan of this key are over few bits; None where that is not known."""
+        data = self._cache.take(_of_layers(key), KIND)
+        try:
+            return None if data is None else narrowed_from(json.loads(data))
+        except Exception:  # whatever bytes that say nothing of layers lead to
+            self._cache.drop(_of_layers(key), KIND)
+            return None
+
+    def keep(self, key: str, lowered: Lowered, narrowed: Narrowed | None = None) -> str:
+        """Write a plan for later processes; why it is not, or nothing. narrowed: which layers are over few bits."""
+        if narrowed is not None and not narrowed.chosen:
+            return "no layer of it is over few bits, which is reported each time"
         try:
             data = write(lowered)
         except CannotKeep as why:
             return str(why)
+        if narrowed is not None:
+            self._cache.keep(_of_layers(key), json.dumps(asdict(narrowed), default=sorted).encode(), KIND)
         self._cache.keep(key, data, KIND)
         return ""
+
+
+def _of_layers(key: str) -> str:
+    return hashlib.sha256(f"{key} layers".encode()).hexdigest()
 
 
 def _is_known(op: str) -> bool:

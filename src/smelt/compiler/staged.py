@@ -14,6 +14,8 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from smelt.capture import Captured
 from smelt.capture.dynamic.spec import Spec
 from smelt.capture.reads.reads import Effect, ReadLog, record_reads
@@ -27,7 +29,7 @@ from smelt.compiler.object.output_replay import muted
 from smelt.compiler.replayable import acts_repeatably, without_repeated
 from smelt.compiler.sizes.size_one import Again, with_ones
 from smelt.compiler.sizes.size_one_strides import StrideReads, needs_strides, telling
-from smelt.compiler.sizes.sized_unit import unit_of
+from smelt.compiler.sizes.sized_unit import SizedUnit, unit_of
 from smelt.compiler.training.histories import has_history_on_other_ways
 from smelt.compiler.training.training import training_unit
 from smelt.compiler.unit import Unit
@@ -48,11 +50,13 @@ def staged_unit(
     *,
     is_wide: bool = False,
     odd: Collection[str] = (),
+    narrow: SizedUnit | None = None,
 ) -> tuple[Unit | None, str]:
     """The whole program, compiled, with `fn.log` telling what all ways read; or None, and why not.
 
     dynamic: the sizes and numbers that are to be free. is_wide: sizes without a bound from 1 on. odd: tensors with
-    sizes of 1 whose strides nothing may depend on.
+    sizes of 1 whose strides nothing may depend on. narrow: the same program compiled for sizes from 2 on, which is to
+    be widened.
     """
     log = fn.log
     if log is None or not (log.is_replayable or acts_repeatably(log)):
@@ -64,8 +68,14 @@ def staged_unit(
         with muted(), telling() as asked:
             given = ArgumentHeap(tuple(args), dict(kwargs))
             run = _reading(fn.target, fn.name, native, fn.state, given, watches_strides=bool(odd))
-            again = partial(_staged, run, args, kwargs, fn.target, fn.name, native, state=fn.state, learnt=fn.learnt)
-            staged = _widened(again, dynamic, args, kwargs) if is_wide and dynamic is not None else again(dynamic)
+            inputs: tuple[Any, Any] = args, kwargs
+            if narrow is not None and dynamic is not None:
+                inputs = _as_larger(dynamic, args, kwargs)
+            again = partial(_staged, run, *inputs, fn.target, fn.name, native, state=fn.state, learnt=fn.learnt)
+            if is_wide and dynamic is not None:
+                staged = _widened(again, dynamic, args, kwargs, None if narrow is None else narrow.captured)
+            else:
+                staged = again(dynamic)
     finally:
         _logs.reset(before)
     if staged.error is not None:
@@ -89,6 +99,8 @@ def staged_unit(
             unit = training_unit(staged, options, args, kwargs)
         else:
             unit = unit_of(staged, options)
+            if narrow is not None and isinstance(unit, SizedUnit):
+                unit.take_plans(narrow)
             if staged.signature is not None:
                 unit.keep_sample(staged.signature.flatten(args, kwargs))
         if is_wide and not _is_for(unit.captured, args, kwargs):
@@ -158,9 +170,14 @@ def _staged(
     )
 
 
-def _widened(again: Again, dynamic: Spec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
-    """The capture for sizes from 1 on; its error says why there is none, or none that this call is one of."""
-    staged = again(dynamic)
+def _widened(
+    again: Again, dynamic: Spec, args: Sequence[Any], kwargs: Mapping[str, Any], known: Captured | None = None
+) -> Captured:
+    """The capture for sizes from 1 on; its error says why there is none, or none that this call is one of.
+
+    known: the one for larger sizes, where there is one.
+    """
+    staged = again(dynamic) if known is None else known
     if staged.error is not None:
         return staged
     found = with_ones(staged, dynamic, again)
@@ -169,6 +186,23 @@ def _widened(again: Again, dynamic: Spec, args: Sequence[Any], kwargs: Mapping[s
     if not _is_for(found, args, kwargs):
         return replace(staged, error=CaptureError("the program is another one where sizes are 1", code="S0101"))
     return found
+
+
+def _as_larger(dynamic: Spec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments without contents, of which no size is 1 that is to be free: how a tensor lies is seen there only."""
+
+    def larger(value: Any, place: str) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.is_contiguous():
+            return value
+        free = [dynamic.get((place, axis)) for axis in range(value.dim())]
+        sizes = [
+            size if one is None or one.hint is None else one.hint for size, one in zip(value.shape, free, strict=True)
+        ]
+        made = value if sizes == list(value.shape) else value.new_empty(sizes)
+        return made.requires_grad_() if value.requires_grad and made is not value else made
+
+    named = {name: larger(value, f"kwargs[{name!r}]") for name, value in kwargs.items()}
+    return [larger(value, f"args[{i}]") for i, value in enumerate(args)], named
 
 
 def _is_for(captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

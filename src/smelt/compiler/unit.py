@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from math import inf
 from time import perf_counter
 from typing import Any, Self
 
@@ -46,8 +47,16 @@ from smelt.compiler.paths import (
     outcomes,
 )
 from smelt.compiler.pipeline import functional_graph, optimized_graph
-from smelt.compiler.programs.narrow_layers import NARROW, Narrowed, narrowed, narrowed_alike
-from smelt.compiler.programs.precision import Precision, output_errors, why_not_repeatable
+from smelt.compiler.programs.narrow_layers import (
+    NARROW,
+    Narrowed,
+    allowed_error,
+    can_measure,
+    narrowed,
+    narrowed_alike,
+    relative_error,
+)
+from smelt.compiler.programs.precision import OutputError, Precision, output_errors, why_not_repeatable
 from smelt.compiler.sizes.guard_forms import checks_of, forms_of, free_spots
 from smelt.compiler.sizes.size_conditions import symbols_in, with_conditions
 from smelt.compiler.training.histories import has_history
@@ -228,13 +237,11 @@ class Unit:
         """The plan from disk, where a process has lowered this graph before, else made now and kept there."""
         start = perf_counter()
         # Of sizes that are known at run time only, plans are made from one that is for many.
-        # So are those with layers that these very weights and inputs decide on.
-        is_told = self.symbols is None and self.optimized is None and self.options.dtype not in NARROW
+        is_told = self.symbols is None and self.optimized is None
         kept = KeptPlans.of(self.options) if is_told else None
         key = None if kept is None else kept.key(self.graph)
         if kept is not None and key is not None:
-            again = partial(_optimized, self.graph, self.options, self.lookup)
-            found = kept.load(key, again, self.lookup)
+            found = self._kept(kept, key)
             self.stages_ms["plan from disk"] = _since(start)
             if found is not None:
                 return found
@@ -245,10 +252,48 @@ class Unit:
         self.stages_ms["lower"] = _since(lowering)
         if kept is not None and key is not None and _since(start) >= kept_plans.WORTH_MS:
             start = perf_counter()
-            self.why_not_kept = kept.keep(key, made)
+            self.why_not_kept = kept.keep(key, made, self.narrowed)
             self.stages_ms["plan to disk"] = _since(start)
         # What it holds on to is not needed any more.
         return replace(made, how_made=None)
+
+    def _kept(self, kept: KeptPlans, key: str) -> Lowered | None:
+        """The plan from disk; with layers over few bits only if this process's first call has no greater error."""
+        if self.options.dtype not in NARROW:
+            return kept.load(key, partial(_optimized, self.graph, self.options, self.lookup), self.lookup)
+        known = kept.narrowed(key)
+        if known is None or not can_measure(self.graph, self.sample):
+            return None
+        again = partial(_optimized, self.graph, self.options, self.lookup, known)
+        found = kept.load(key, again, self.lookup)
+        if found is None:
+            return None
+        found.fills.finish()
+        executable = Executable(found.plan, machine_code(self.options))
+        reached = self._greatest_error(executable, found)
+        if not reached <= allowed_error(self.options):
+            return None
+        self.narrowed = replace(known, reached=reached)
+        return found
+
+    def _greatest_error(self, executable: Executable, lowered: Lowered) -> float:
+        """Of an output on the first call's inputs; infinity where a run fails."""
+        try:
+            errors = self._errors(executable, lowered)
+        except (SmeltError, RuntimeError):  # what the data makes an operator raise
+            return inf
+        return max((relative_error(one.rms, one.scale, one.nonfinite) for one in errors), default=0.0)
+
+    def _errors(self, executable: Executable, lowered: Lowered) -> tuple[OutputError, ...]:
+        """Of the outputs on the first call's inputs, against the program as written."""
+        assert self.sample is not None
+        inputs = self.sample
+        with torch.no_grad():
+            expected = evaluate(self.graph, inputs, self.lookup, silent=True)
+            with muted():
+                found = lowered.rebuild(executable.run(inputs), inputs, self.lookup)
+        tensors = [(a, b) for a, b in zip(expected, found, strict=True) if isinstance(a, torch.Tensor)]
+        return output_errors(*zip(*tensors, strict=True)) if tensors else ()
 
     @property
     def is_from_disk(self) -> bool:
@@ -545,16 +590,10 @@ class Unit:
         why_not = why_not_repeatable(self.graph)
         if why_not:
             return Precision(why_not=why_not)
-        inputs = self.sample
         try:
-            with torch.no_grad():
-                expected = evaluate(self.graph, inputs, self.lookup, silent=True)
-                with muted():
-                    found = self.lowered.rebuild(self.executable.run(inputs), inputs, self.lookup)
+            return Precision(self._errors(self.executable, self.lowered))
         except (SmeltError, RuntimeError) as error:  # what the data makes an operator raise
             return Precision(why_not=f"running it again failed: {error}")
-        tensors = [(a, b) for a, b in zip(expected, found, strict=True) if isinstance(a, torch.Tensor)]
-        return Precision(output_errors(*zip(*tensors, strict=True)) if tensors else ())
 
     def _make_ready(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Ready:
         self.finish()
@@ -587,9 +626,10 @@ def _other(has: str, type_: TensorType, what: str) -> CaptureError:
     )
 
 
-def _optimized(graph: Graph, options: Options, lookup: Lookup) -> Graph:
+def _optimized(graph: Graph, options: Options, lookup: Lookup, known: Narrowed | None = None) -> Graph:
     """As `Unit.optimize`, for what must not hold the unit."""
-    return optimized_graph(graph, options, lookup)[0]
+    found = optimized_graph(graph, options, lookup)[0]
+    return found if known is None else narrowed_alike(found, options, known)
 
 
 def with_very_tensors(lowered: Lowered, captured: Captured) -> Lowered:

@@ -128,7 +128,7 @@ def _of_compiled(compiled: Compiled, first: int = 0) -> Report:
     rows.update(enumerate(piece_rows(splits), start=1 + max(rows, default=first - 1)))
     units = [(i, row.entry) for i, row in rows.items() if isinstance(row.entry, Unit)]
     # The call that was recorded got its answer from that run, and is one of the entry's.
-    graphs = [{**_graph_row(i, unit, rows[i].hits + 1), "why": rows[i].cause or _FIRST} for i, unit in units]
+    graphs = [{**_graph_row(i, unit, rows[i].calls), "why": rows[i].cause or _FIRST} for i, unit in units]
     breaks: list[Row] = [{"entry": i, "why": row.why} for i, row in rows.items() if row.entry is None]
     breaks += break_rows(splits)
     breaks += [{"why": f"no further builds: {stats.stopped}"}] if stats.stopped else []

@@ -7,9 +7,11 @@ way without any question that leaves a guard. Where neither run has control flow
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, cast
 
+from smelt.capture.dynamic.spec import SizeFacts
+from smelt.capture.result import Captured
 from smelt.ir import (
     NONE,
     STATE_OPS,
@@ -47,7 +49,7 @@ class Difference(NamedTuple):
 
 def disagreement(native: Graph, symbolic: Graph, hints: Mapping[str, int | float]) -> Difference | None:
     """The first operator that differs, or None."""
-    if not (_is_straight(native) and _is_straight(symbolic)):
+    if not (is_straight(native) and is_straight(symbolic)):
         return _laid_otherwise(native, symbolic, hints)
     ours, theirs = list(_operators(native)), list(_operators(symbolic))
     if any(node.op == "aten.scalar_tensor.default" for node in theirs) and len(ours) != len(theirs):
@@ -71,6 +73,29 @@ def disagreement(native: Graph, symbolic: Graph, hints: Mapping[str, int | float
     if len(ours) != len(theirs):
         return Difference(f"{len(theirs)} operators, where {len(ours)} were called")
     return None
+
+
+def sizes_of_recorded(native: Captured, facts: SizeFacts, places: Sequence[str]) -> dict[str, int | float] | None:
+    """The values of a graph's symbols in another call, which was recorded; None where the graph does not hold there.
+
+    places: of the inputs of the graph with symbols.
+    """
+    assert native.graph is not None and native.signature is not None
+    types = {place: value.type for place, value in zip(native.signature.inputs, native.graph.inputs, strict=True)}
+    values: dict[str, int | float] = {}
+    for name, origin in facts.symbols.items():
+        place = places[origin.input]
+        if origin.dim is None:
+            number = native.signature.constants.get(place)
+            if type(number) is not int and type(number) is not float:
+                return None
+            values[name] = number
+            continue
+        type_ = types.get(place)
+        if not isinstance(type_, TensorType) or not type_.is_static or origin.dim >= len(type_.sizes):
+            return None
+        values[name] = type_.sizes[origin.dim]
+    return values if facts.holds(values) else None
 
 
 def _is_of_number(one: Node, other: Node) -> bool:
@@ -109,7 +134,8 @@ def _lies_alike(native: Type, symbolic: Type, hints: Mapping[str, int | float]) 
     return sizes != list(native.shape) or _lies_so(native, symbolic, hints)
 
 
-def _is_straight(graph: Graph) -> bool:
+def is_straight(graph: Graph) -> bool:
+    """Whether every run of a graph calls the same operators."""
     return not any(node.regions or node.op == "expect" or node.op in ("py.raise", "py.assert") for node in graph.walk())
 
 

@@ -29,7 +29,7 @@ from smelt._torch.seen.light_fake import unmarked
 from smelt._torch.seen.record_modes import caller_modes
 from smelt.capture.convert.runtime import installed
 from smelt.capture.dynamic.inputs import Symbols, held_memory, make_symbols
-from smelt.capture.dynamic.native_agreement import disagreement
+from smelt.capture.dynamic.native_agreement import disagreement, is_straight, sizes_of_recorded
 from smelt.capture.dynamic.spec import SizeFacts, Spec
 from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.reads.reads_arguments import ArgumentHeap, contents_of, put_contents
@@ -346,8 +346,13 @@ class _Run:
 
         Raises: CannotStage where it went another way than the native run; Again where an operator gave something else.
         """
-        native = None if self._is_other else self.native.graph
-        other = None if native is None else disagreement(native, graph, symbols.given)
+        native, facts = None if self._is_other else self.native.graph, symbols.facts()
+        values: Mapping[str, int | float] | None = symbols.given
+        if native is not None and self.native.is_elsewhere:
+            values = sizes_of_recorded(self.native, facts, symbols.paths) if is_straight(graph) else None
+            if values is None:
+                raise CannotStage("the call that was recorded does not tell whether this is the program", "", None)
+        other = None if native is None or values is None else disagreement(native, graph, values)
         if other is not None:
             if other.op and other.op not in session.assumed.trials:
                 raise Again(Assumptions(trials=frozenset((other.op,))))
@@ -356,7 +361,7 @@ class _Run:
                 "it tells a size that is a symbol from a plain int",
                 None,
             )
-        return symbols.facts()
+        return facts
 
     def _program(self, session: Session) -> Outcome:
         session.base_frame = sys._getframe()

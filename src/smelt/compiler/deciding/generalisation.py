@@ -11,7 +11,7 @@ Invariant: it only chooses; whatever it chooses, the guards of what is captured 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from smelt.capture.dynamic.spec import Free, Spec, Spot
 from smelt.capture.structure.state import STATE
@@ -25,17 +25,23 @@ class Freedom:
     """What is to be free in one capture. entries: by spot, a name and bounds where they were given.
 
     why: by spot, a phrase on why it is free. hints: for sizes that are 1 in this call, what they were in an earlier
-    one: they are free only where they can be so as one size among others. odd: tensors on whose strides nothing must
-    depend where anything is free (`strides_of_ones`).
+    one: they are free only where they can be so as one size among others. larger: sizes that no call had as 1 yet,
+    free from 2 on until one has. odd: tensors on whose strides nothing must depend where anything is free
+    (`strides_of_ones`).
     """
 
     entries: Mapping[Spot, Entry] = field(default_factory=dict)
     why: Mapping[Spot, str] = field(default_factory=dict)
     hints: Mapping[Spot, int] = field(default_factory=dict)
     odd: frozenset[str] = frozenset()
+    larger: frozenset[Spot] = frozenset()
 
     def __bool__(self) -> bool:
         return bool(self.entries)
+
+    def from_one(self) -> Freedom:
+        """The same with sizes from 1 on at once, for a program that could not be widened later."""
+        return replace(self, larger=frozenset())
 
     @property
     def specs(self) -> tuple[tuple[Spec, bool], ...]:
@@ -43,18 +49,26 @@ class Freedom:
 
         That failing, sizes without a bound may be 1, or may not; those that are 1 in this call stay so.
         """
-        whole = {s: Free(entry.name, entry.low, entry.high, self.hints.get(s)) for s, entry in self.entries.items()}
-        if all(axis is None for _, axis in whole):
+        whole = {
+            spot: Free(entry.name, 2 if spot in self.larger else entry.low, entry.high, self.hints.get(spot))
+            for spot, entry in self.entries.items()
+        }
+        if all(spot[1] is None or spot in self.larger for spot in whole):
             return ((whole, False),)
         rest = ((self._spec(1), False), (self._spec(None), False))
         return ((whole, True), *(rest if self.entries.keys() - self.hints.keys() else ()))
 
     def _spec(self, least: int | None) -> Spec:
         return {
-            (place, axis): Free(entry.name, least if entry.low is None and axis is not None else entry.low, entry.high)
+            (place, axis): Free(entry.name, self._low((place, axis), entry, least), entry.high)
             for (place, axis), entry in self.entries.items()
             if (place, axis) not in self.hints
         }
+
+    def _low(self, spot: Spot, entry: Entry, least: int | None) -> int | None:
+        if entry.low is not None or spot[1] is None:
+            return entry.low
+        return 2 if spot in self.larger else least
 
 
 NO_FREEDOM = Freedom()
@@ -117,7 +131,11 @@ def freedom(
             )
         )
     }
-    return Freedom(kept, {spot: why[spot] for spot in kept}, {s: h for s, h in hints.items() if s in kept}, call.odd)
+    larger = (
+        s for s in kept if dynamic is None and s[1] is not None and kept[s] is auto and _is_larger(s, call, earlier)
+    )
+    hints = {spot: hint for spot, hint in hints.items() if spot in kept}
+    return Freedom(kept, {spot: why[spot] for spot in kept}, hints, call.odd, frozenset(larger))
 
 
 def may_be_free(spot: Spot, value: int | float) -> bool:
@@ -164,6 +182,11 @@ def _larger(spot: Spot, call: SeenCall, earlier: Iterable[Earlier]) -> int | Non
     alike = [other.raw for other in calls if other.difference(call) is not None]
     alike = alike or [other.raw for other in calls if other.grown(call) is not None]
     return next((int(raw[spot]) for raw in alike if raw.get(spot, 1) > 1), None)
+
+
+def _is_larger(spot: Spot, call: SeenCall, earlier: Iterable[Earlier]) -> bool:
+    """Whether a size is 1 neither in this call nor in an earlier one, whatever that was like."""
+    return all(raw.get(spot, 2) > 1 for raw in (call.raw, *(before.call.raw for before in earlier)))
 
 
 def _shown(call: SeenCall, spot: Spot) -> str:

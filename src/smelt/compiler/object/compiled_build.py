@@ -41,6 +41,7 @@ from smelt.compiler.object.compiled_table import STORM_LIMIT, Table
 from smelt.compiler.object.compiled_types import (
     ANOMALIES,
     Entry,
+    KnownProgram,
     NeedsGradients,
     NotDifferentiable,
     ObservedProgram,
@@ -52,6 +53,7 @@ from smelt.compiler.object.compiled_types import (
     attempt,
 )  # fmt: skip
 from smelt.compiler.object.interrupts import SignalsWait, errors_in_programs
+from smelt.compiler.object.known_program import known_program, settle_known
 from smelt.compiler.object.tracebacks import of_program
 from smelt.compiler.paths import PATH_LIMIT, Outcome, Paths, difference
 from smelt.compiler.profile_hook import watch_natively
@@ -268,20 +270,26 @@ class Builds:
         refused = sum(row.split is not None for row in self._table.rows)
         return refused >= SPLIT_LIMIT or self._guarded >= STORM_LIMIT
 
-    def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
+    def _build(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...], *, is_recorded: bool = False
+    ) -> Any:
+        """The answer of the recorded run; `AGAIN` where there was none, unless `is_recorded`, which wants one."""
         if self._frees_numbers():
             return self._original.run(BEGAN_WITHOUT, args, kwargs, is_fault=False)
         look = self._look(args, kwargs)
         self._attempts.kinds = look.call.kinds
         cause = self._table.note_misses(args, kwargs)
         self._count_build(missed, 1)
+        known = None if is_recorded or missed else self._known(look, args, kwargs)
+        if known is None:
+            look = replace(look, freedom=look.freedom.from_one())
         is_count = any(map(_expects_counts, missed))
         self._counts_apart |= is_count
         program = ObservedProgram(
             self._target, self._name, self._settings,
             next_path=bool(missed) and not (_show(missed) or self._as_native or is_count), freedom=look.freedom,
             state=self._places, replaced=frozenset(self._table.replaced), alone=self._alone, took=self._turns.took,
-            attempts=self._attempts, ledger=self.ledger,
+            attempts=self._attempts, ledger=self.ledger, known=known,
         )  # fmt: skip
         program.learnt.exhausted = self._exhausted
         program.learnt.assumed = Assumptions(as_native=self._as_native, counts=not self._counts_apart)
@@ -302,6 +310,13 @@ class Builds:
             return self._original.run(_RECORDED_ELSEWHERE, args, kwargs, is_fault=False)
         except Exception as error:
             failure = error
+        if entry is not None and program.is_spared:
+            took = time.perf_counter() - started
+            attempt(self._settle, program, entry, None, took, args, kwargs, missed, cause, look, None)
+            serves, is_new = settle_known(self._table, program, entry, args, kwargs)
+            if not is_new:
+                self._count_build(missed, -1)
+            return AGAIN if serves else self._build(args, kwargs, missed, is_recorded=True)
         if isinstance(program.error, RanksError):
             self._count_build(missed, -1)
             _reraise(program.error)
@@ -347,6 +362,12 @@ class Builds:
         self._original.count(reason)
         self._original.warn(reason, f"{self._name} {_HOW[False]}: {reason}")
         return result
+
+    def _known(self, look: Look, args: tuple[Any, ...], kwargs: dict[str, Any]) -> KnownProgram | None:
+        """What an earlier build knows of the program that serves for this call, too."""
+        if self.state is not None or self._settings.refused is not None or self._original.is_piece:
+            return None
+        return known_program(self._table.rows, look, args, kwargs)
 
     def _alone(self) -> AbstractContextManager[None]:
         """No other call is under way in this block, where a run may change what these change, too."""
@@ -452,7 +473,7 @@ class Builds:
             self.sight.refuse(look, error.what)
             return
         seen = None if look is None else self.sight.settle(look, entry)
-        row = Row(guards, entry, build_s=build_s, is_ready=False, cause=cause, seen=seen)
+        row = Row(guards, entry, build_s=build_s, is_ready=False, cause=cause, seen=seen, is_spared=program.is_spared)
         entry.on_constants(_watcher(weakref.ref(self), weakref.ref(row)))
         if entry.outcomes:
             hopeless = self._join_paths(row, entry.outcomes, missed)

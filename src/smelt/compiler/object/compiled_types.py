@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from smelt._torch.autocast import is_kept
+from smelt.capture import Captured
 from smelt.capture.dynamic.spec import Spot
 from smelt.capture.reads.reads import ReadLog, record_reads
 from smelt.capture.reads.reads_arguments import ArgumentHeap
@@ -249,6 +250,16 @@ class SplitProgram(Protocol):
         """Build the constants of its pieces anew from the present contents of parameters."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownProgram:
+    """A program as an earlier build knows it. captured: its recorded run, as one of another call. log: a new one with
+    all that it read. narrow: what is compiled with the same sizes free, from 2 on."""
+
+    captured: Captured
+    log: ReadLog
+    narrow: Entry | None = None
+
+
 class ObservedProgram:
     """The user's program, to be called once by a builder: runs it natively and records what it reads.
 
@@ -257,7 +268,8 @@ class ObservedProgram:
     called with (`capture.structure`). replaced: places of objects that differ from call to call, to be known by their
     parts. alone: keeps other calls away while it runs. took: is told how long it ran. raised: this run, should it
     raise. learnt: by its stagings, one for each choice of sizes that are free. attempts: those that came to nothing, in
-    earlier builds, too. ledger: says how long stagings may take.
+    earlier builds, too. ledger: says how long stagings may take. known: what an earlier build for other sizes learnt,
+    which may spare the run.
     """
 
     def __init__(
@@ -274,7 +286,9 @@ class ObservedProgram:
         took: Callable[[float], None] = lambda seconds: None,
         attempts: Attempts | None = None,
         ledger: Ledger | None = None,
+        known: KnownProgram | None = None,
     ) -> None:
+        self.known = known
         self._alone, self._took, self.ledger = alone, took, ledger
         self._took_s = 0.0
         self.attempts = Attempts() if attempts is None else attempts
@@ -297,6 +311,11 @@ class ObservedProgram:
     def staging_s(self) -> float:
         """The seconds that one staging of it may take."""
         return inf if self.ledger is None else self.ledger.staging_s(self._took_s)
+
+    @property
+    def is_spared(self) -> bool:
+        """Whether what an earlier build learnt stands in for the run."""
+        return self.known is not None and not self.was_called and self.log is self.known.log
 
     @property
     def has_result(self) -> bool:
@@ -347,7 +366,8 @@ class Row:
     made for, and what is free. split: runs in the place of the original where there is no entry. trial, then worth:
     while it is to be found out whether the entry is faster than the original; of paths, these have the trial. times:
     what a call took compiled and in eager mode, where that decided against the entry. failures: calls in which the
-    entry raised, and the original did not. number: how many were made before it.
+    entry raised, and the original did not. number: how many were made before it. is_spared: the call that it was made
+    for was its own, not a recorded run's.
     """
 
     guards: GuardSet
@@ -369,6 +389,7 @@ class Row:
     times: tuple[float, float] | None = None
     failures: int = 0
     number: int = -1
+    is_spared: bool = False
     _hits: int = 0
     _used: int = 0
     _forgotten: NativeRow | None = None
@@ -377,6 +398,16 @@ class Row:
     def hits(self) -> int:
         """Calls for which the guards held."""
         return self._hits + sum(one.hits for one in (self.native, self._forgotten) if one is not None)
+
+    @property
+    def calls(self) -> int:
+        """Calls that it has answered, with the one that it was made for."""
+        return self.hits + (not self.is_spared)
+
+    def follow_on(self, narrow: Row) -> None:
+        """Stand for a row that it was made of, and that goes."""
+        self.hit(narrow.used, times=narrow.calls)
+        self.trial, self.worth = narrow.trial, narrow.worth
 
     @property
     def open_trial(self) -> Trial | None:

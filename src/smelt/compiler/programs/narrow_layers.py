@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from smelt.analysis.dependence import Dependence, dependence, is_static
 from smelt.codegen.lower.result import Lookup
 from smelt.compiler.copies import copies_of
-from smelt.compiler.programs.precision import output_errors
+from smelt.compiler.programs.precision import output_errors, why_not_repeatable
 from smelt.diag import Options, SmeltError, SmeltWarning, user_level
 from smelt.ir import Arg, DType, Graph, Node, TensorType, Value
 from smelt.ops.effects import effects
@@ -62,6 +62,15 @@ class Narrowed:
     count: int = 0
     layers: tuple[Layer, ...] = ()
     reached: float | None = None
+
+
+def narrowed_from(told: Mapping[str, Any]) -> Narrowed:
+    """What `dataclasses.asdict` gave of one, its set as a list. Raises: whatever another mapping leads to."""
+    layers = tuple(Layer(**{**layer, "sizes": tuple(layer["sizes"])}) for layer in told["layers"])
+    chosen = frozenset(map(int, told["chosen"]))
+    if not chosen <= frozenset(range(int(told["count"]))):
+        raise ValueError("more layers are chosen than there are")
+    return Narrowed(chosen, int(told["count"]), layers, told["reached"])
 
 
 def allowed_error(options: Options) -> float:
@@ -200,6 +209,11 @@ def _why_not_measured(graph: Graph, sample: Sequence[Any] | None) -> str:
     return ""
 
 
+def can_measure(graph: Graph, sample: Sequence[Any] | None) -> bool:
+    """Whether a plan may be run on the first call's inputs to see what error it has: the program writes nothing."""
+    return not _why_not_measured(graph, sample) and not why_not_repeatable(graph)
+
+
 def _warn(name: str, options: Options, why: str) -> None:
     warnings.warn(f"{name} is computed in f32, not {options.dtype}: {why}", SmeltWarning, stacklevel=user_level())
 
@@ -243,7 +257,7 @@ class _Trial:
             return math.inf
         pairs = [(a, b) for a, b in zip(expected, found, strict=True) if isinstance(a, torch.Tensor)]
         errors = output_errors(*zip(*pairs, strict=True)) if pairs else ()
-        return max((_relative(one.rms, one.scale, one.nonfinite) for one in errors), default=0.0)
+        return max((relative_error(one.rms, one.scale, one.nonfinite) for one in errors), default=0.0)
 
     def own_errors(self, nodes: Sequence[Node]) -> dict[int, float]:
         """The error of each layer's own result for the operands that it has in floats."""
@@ -258,7 +272,7 @@ class _Trial:
                 assert x is not None and weight is not None
                 made = _linear(self.options.dtype, x, weight, bias)
                 (error,) = output_errors((results[0],), (made,))
-                found[numbers[node]] = _relative(error.rms, error.scale, error.nonfinite)
+                found[numbers[node]] = relative_error(error.rms, error.scale, error.nonfinite)
 
         self.run(self.graph, observe)
         return {i: found.get(i, math.inf) for i in numbers.values()}
@@ -274,7 +288,8 @@ def _linear(dtype: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tenso
     return (made if bias is None else made + bias).view(*x.shape[:-1], -1)
 
 
-def _relative(rms: float, scale: float, nonfinite: int) -> float:
+def relative_error(rms: float, scale: float, nonfinite: int) -> float:
+    """An output's error against its own size."""
     if nonfinite or math.isnan(rms):
         return math.inf
     return rms / scale if scale else (math.inf if rms else 0.0)

@@ -67,11 +67,14 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Template:
-    """A plan for many sizes with what runs it. unit: what is common to the plans for one tuple of sizes each."""
+    """A plan for many sizes with what runs it. unit: what is common to the plans for one tuple of sizes each. made_at:
+    the sizes at hand when it was made, for which it is right without having been checked at others.
+    """
 
     lowered: SymbolicLowered
     executable: SizedExecutable
     unit: Unit
+    made_at: Sizes
 
     def holds(self, sizes: Sizes) -> bool:
         """Whether it is for these sizes."""
@@ -107,6 +110,7 @@ class SizedUnit(Unit):
     _failed: dict[Sizes, str] = field(default_factory=dict)
     _extract: Extract | None = None
     _table: threading.Lock = field(default_factory=threading.Lock)
+    _checking: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def facts(self) -> SizeFacts:
@@ -250,6 +254,14 @@ class SizedUnit(Unit):
 
     # --- plans
 
+    def take_plans(self, narrow: SizedUnit) -> None:
+        """Begin with the plans of the same program compiled for larger sizes, where its graph is the same."""
+        if self.names != narrow.names or str(self.graph) != str(narrow.graph):
+            return
+        with narrow._table:
+            self.plans, self.templates = narrow.plans.copy(), list(narrow.templates)
+            self._nbytes, self._held = dict(narrow._nbytes), dict(narrow._held)
+
     def plan_for(self, sizes: Sizes) -> Unit:
         """The plan for these sizes, made now if that seems to pay. Raises: LeftAlone; SmeltError of the lowering."""
         with self._table:
@@ -291,7 +303,7 @@ class SizedUnit(Unit):
 
         Raises: LeftAlone where the state is changed meanwhile; of the first plan, whoever finishes the unit sees that.
         """
-        template = self._template(sizes)
+        template = self._checked_template(sizes)
         if template is not None:
             plan = template.at(sizes)
             plan.sample = self._sample_of(sizes)
@@ -346,6 +358,27 @@ class SizedUnit(Unit):
         """A plan that is right for these sizes among others."""
         return next((template for template in self.templates if template.holds(sizes)), None)
 
+    def _checked_template(self, sizes: Sizes) -> Template | None:
+        """The same; one that another lowering does not come to is for the sizes at hand when it was made alone."""
+        template = self._template(sizes)
+        if template is None or sizes == template.made_at:
+            return template
+        try:
+            with self._checking, nullcontext() if self.ledger is None else self.ledger.building():
+                template.lowered.check()
+        except Exception as error:
+            self._is_alone(error)
+            with self._table:
+                self.templates = [other for other in self.templates if other is not template]
+            return None
+        return template
+
+    def _is_alone(self, error: Exception) -> None:
+        """Note why plans are for one tuple of sizes each. Raises: the error in strict mode, where it is no answer."""
+        if self.options.strict and not isinstance(error, (NotSymbolic, SmeltError)):
+            raise error
+        self.why_alone = " ".join(str(error).split()) or type(error).__name__
+
     def _new_template(self, sizes: Sizes) -> Template | None:
         """One made now; None where each tuple of sizes is lowered by itself."""
         if self.why_alone or not self.names:
@@ -369,11 +402,10 @@ class SizedUnit(Unit):
                 ranges,
                 inputs=self._numbers,
                 holds=self._holds(variant),
+                checks_later=True,
             )
         except Exception as error:  # whatever it is: a plan for these sizes alone gives the same answer
-            if self.options.strict and not isinstance(error, (NotSymbolic, SmeltError)):
-                raise
-            self.why_alone = " ".join(str(error).split()) or type(error).__name__
+            self._is_alone(error)
             return None
         finally:
             self.stages_ms["lower for all sizes"] = round((perf_counter() - start) * 1000, 3)
@@ -384,7 +416,7 @@ class SizedUnit(Unit):
         unit.optimized = variant.graph
         # Asked in each run, and found by a walk of the graph: once for all plans.
         _ = unit.is_path, unit.draws, unit.repeats_errors, unit.is_staged, unit.prints, unit.acts
-        return Template(made, made.executable(machine_code(self.options)), unit)
+        return Template(made, made.executable(machine_code(self.options)), unit, sizes)
 
     def lowered_for_files(self, sizes: Sizes, options: Options) -> SymbolicLowered:
         """A plan for these sizes among others, in which nothing is computed beforehand.

@@ -196,7 +196,7 @@ class GuardSet(Guarded):
     def explain(self, failed: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """A sentence with the guard, the value it needs and the value there is now."""
         kind, i = self._owners[failed]
-        return explain(self, kind, i, self.guards[failed], Call(args, kwargs))
+        return explain(self, kind, i, kind.rows(self)[i], Call(args, kwargs))
 
     def first_failed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
         """Ask the guards one by one; None if all hold after all."""

@@ -37,14 +37,30 @@ class SymbolicLowered:
     """A plan for many sizes with what its caller must know.
 
     lowered: the plan at the sizes of the hints, with its handles, constants, mutations and report. guards: what must
-    hold beside the ranges, each with the line that asked. outputs: as of `Lowered`, for each tuple of sizes.
+    hold beside the ranges, each with the line that asked. outputs: as of `Lowered`, for each tuple of sizes. checked:
+    the sizes at which another lowering came to the same plan; `check`: has that done where it has not been yet.
     """
 
     plan: SizedPlan
     lowered: Lowered
     guards: tuple[tuple[str, str], ...]
     outputs: Callable[[tuple[int, ...]], tuple[OutputRecipe, ...]]
-    checked: tuple[tuple[int, ...], ...]
+    _pending: list[Callable[[], tuple[tuple[int, ...], ...]]]
+    _checked: list[tuple[int, ...]]
+
+    @property
+    def checked(self) -> tuple[tuple[int, ...], ...]:
+        """The sizes at which another lowering came to the same plan."""
+        return tuple(self._checked)
+
+    def check(self) -> None:
+        """Lower again at other sizes, unless that was done: before, the plan is right for the sizes at hand alone.
+
+        Raises: NotSymbolic where that comes to another plan.
+        """
+        if self._pending:
+            self._checked.extend(self._pending[0]())
+            self._pending.clear()
 
     def at(self, sizes: tuple[int, ...]) -> Lowered:
         """The plan for these sizes alone."""
@@ -71,12 +87,14 @@ def lower_symbolic(
     inputs: Mapping[int, str] | None = None,
     holds: Callable[..., bool] | None = None,
     for_files: bool = False,
+    checks_later: bool = False,
 ) -> SymbolicLowered:
     """The plan of an optimized graph for all sizes of its symbols.
 
     hints: the sizes at hand. inputs: inputs that are numbers and symbols, by position. holds: what else must hold of
     the symbols, in order, for the graph to be right. for_files: another process runs the plan, which is told how held
-    tensors are made; it computes nothing by torch for each tuple of sizes, and may not be run here.
+    tensors are made; it computes nothing by torch for each tuple of sizes, and may not be run here. checks_later: other
+    sizes are checked when they are asked for (`SymbolicLowered.check`).
     Raises: NotSymbolic; SmeltError (S0303) where the graph has no plan at all.
     """
     names = tuple(hints)
@@ -99,34 +117,35 @@ def lower_symbolic(
         own_count = len(given) - prologue.count
         template = replace(template, inputs=given[:own_count])
         plan = replace(plan, template=template, more=_more(prologue, names, given[own_count:], state))
-    checked = []
-    for sizes in islice(_other_sizes(tuple(hints.values()), list(bounds.values()), both), _CHECKS):
-        again = _Attempt.of(
-            graph,
-            state,
-            options,
-            dict(zip(names, sizes, strict=True)),
-            ranges,
-            inputs,
-            first.trace.decisions,
-            build=False,
-        )
-        first.compare(again, sizes)
-        checked.append(sizes)
-        if _are_far(sizes, tuple(hints.values())):
-            break
-    if not checked:
+    at_hints, within = tuple(hints.values()), list(bounds.values())
+    if next(_other_sizes(at_hints, within, both), None) is None:
         raise NotSymbolic("no other sizes are within its guards", *map(str, first.trace.guards))
+
+    def check() -> tuple[tuple[int, ...], ...]:
+        checked = []
+        for sizes in islice(_other_sizes(at_hints, within, both), _CHECKS):
+            at = dict(zip(names, sizes, strict=True))
+            again = _Attempt.of(graph, state, options, at, ranges, inputs, first.trace.decisions, build=False)
+            first.compare(again, sizes)
+            checked.append(sizes)
+            if _are_far(sizes, at_hints):
+                break
+        return tuple(checked)
+
     baked = () if prologue is None else prologue.state
     constants = tuple(dict.fromkeys((*first.lowered.constants, *baked)))
     made = replace(at_hand(first.lowered), plan=plan.at(tuple(hints.values())), constants=constants)
-    return SymbolicLowered(
+    lowered = SymbolicLowered(
         plan,
         made,
         tuple((guard.text, guard.where) for guard in first.trace.guards),
         _outputs(recipes, words_function(first.trace, more)),
-        tuple(checked),
+        [check],
+        [],
     )
+    if not checks_later:
+        lowered.check()
+    return lowered
 
 
 def _prologue(graph: Graph, state: Lookup, hints: Mapping[str, int], inputs: Mapping[int, str]) -> Prologue | None:
