@@ -100,20 +100,29 @@ def call_key(
     args: Sequence[Arg], kwargs: Mapping[str, Arg], type_of_value: Callable[[Value], Type] = _own_type
 ) -> tuple[Hashable, list[Value]]:
     """A call with its values replaced by their types, as a key that tells 1, 1.0 and True apart; and the values."""
-    values: list[Value] = []
-    numbers: dict[Value, int] = {}
+    call = _Call(type_of_value)
+    key = tuple(map(call.key, args)), tuple((k, call.key(a)) for k, a in kwargs.items())
+    return key, list(call.numbers)
 
-    def key(arg: Arg) -> Hashable:
+
+class _Call:
+    """The values of one call by their numbers. (A function that calls itself would be garbage that only a collection
+    frees, with all that it has seen.)
+    """
+
+    __slots__ = ("numbers", "type_of_value")
+
+    def __init__(self, type_of_value: Callable[[Value], Type]) -> None:
+        self.numbers: dict[Value, int] = {}
+        self.type_of_value = type_of_value
+
+    def key(self, arg: Arg) -> Hashable:
+        """An argument of the call, with its values replaced."""
         if isinstance(arg, Value):
-            if arg not in numbers:
-                numbers[arg] = len(values)
-                values.append(arg)
-            return Operand(numbers[arg], type_of_value(arg))
+            return Operand(self.numbers.setdefault(arg, len(self.numbers)), self.type_of_value(arg))
         if isinstance(arg, tuple):
-            return tuple(key(a) for a in arg)
+            return tuple(map(self.key, arg))
         return (type(arg), repr(arg)) if isinstance(arg, (float, complex)) else (type(arg), arg)
-
-    return (tuple(key(a) for a in args), tuple((k, key(a)) for k, a in kwargs.items())), values
 
 
 def meta_outcome(

@@ -48,37 +48,12 @@ class Forms:
 
     def of(self, nodes: Sequence[Node], roots: Sequence[Value]) -> Form:
         """The form of a group of nodes (in program order) that stores these values."""
-        facts = self._facts
-        numbers: dict[Value, int] = {}
-        inside = {r for node in nodes for r in node.results}
-        parts: list[Hashable] = []
-        exact = True
-
-        def number(value: Value) -> int:
-            nonlocal exact
-            found = numbers.get(value)
-            if found is None:
-                found = numbers[value] = len(numbers)
-                if value in facts.through and facts.source(value) in inside:
-                    assert value.node is not None
-                    add(value.node)
-                elif value in facts.numbers:
-                    parts.append(self._number(value))
-                elif value not in inside and value.type in NUMBER_TYPES:
-                    parts.append(self._range(value))
-                elif value not in inside and not isinstance(value.type, TensorType):
-                    exact = False
-            return found
-
-        def add(node: Node) -> None:
-            call, values = self._call(node)
-            parts.append((call, *map(number, values), *map(number, node.results)))
-
+        found = _Numbering(self, self._facts, {r for node in nodes for r in node.results})
         for node in nodes:
-            add(node)
-        return Form((tuple(parts), tuple(map(number, roots))), numbers, exact)
+            found.add(node)
+        return Form((tuple(found.parts), tuple(map(found.number, roots))), found.numbers, found.exact)
 
-    def _call(self, node: Node) -> tuple[int, list[Value]]:
+    def call(self, node: Node) -> tuple[int, list[Value]]:
         """What a node does as a number, equal for equal calls, and its operands."""
         found = self._calls.get(node)
         if found is None:
@@ -87,7 +62,7 @@ class Forms:
             found = self._calls[node] = self._id((node.op, node.mode, key, results)), values
         return found
 
-    def _number(self, value: Value) -> int:
+    def given(self, value: Value) -> int:
         """A number that stands in the graph, as one that is below 0."""
         found = self._numbers.get(value)
         if found is None:
@@ -96,7 +71,7 @@ class Forms:
             found = self._numbers[value] = -1 - self._id(("number", value.type, key))
         return found
 
-    def _range(self, value: Value) -> int:
+    def range(self, value: Value) -> int:
         """What is known of a number of the run, as one that is below 0."""
         found = self._numbers.get(value)
         if found is None:
@@ -107,3 +82,37 @@ class Forms:
 
     def _id(self, key: Hashable) -> int:
         return self._ids.setdefault(key, len(self._ids))
+
+
+class _Numbering:
+    """A form under construction. (Functions that call each other would be garbage that only a collection frees.)"""
+
+    __slots__ = ("exact", "facts", "forms", "inside", "numbers", "parts")
+
+    def __init__(self, forms: Forms, facts: Facts, inside: set[Value]) -> None:
+        self.forms, self.facts, self.inside = forms, facts, inside
+        self.numbers: dict[Value, int] = {}
+        self.parts: list[Hashable] = []
+        self.exact = True
+
+    def number(self, value: Value) -> int:
+        """The number of a value; one that was not met before is part of the form."""
+        found = self.numbers.get(value)
+        if found is None:
+            facts = self.facts
+            found = self.numbers[value] = len(self.numbers)
+            if value in facts.through and facts.source(value) in self.inside:
+                assert value.node is not None
+                self.add(value.node)
+            elif value in facts.numbers:
+                self.parts.append(self.forms.given(value))
+            elif value not in self.inside and value.type in NUMBER_TYPES:
+                self.parts.append(self.forms.range(value))
+            elif value not in self.inside and not isinstance(value.type, TensorType):
+                self.exact = False
+        return found
+
+    def add(self, node: Node) -> None:
+        """Take in a node, with what it computes of what."""
+        call, values = self.forms.call(node)
+        self.parts.append((call, *map(self.number, values), *map(self.number, node.results)))

@@ -5,7 +5,7 @@ Invariant: holds no graph, so a plan that keeps a replay keeps little.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -77,41 +77,54 @@ def replay_of(
 
     loaded: where a value that the group does not compute lies, or the tensor itself.
     """
-    numbers: dict[Value, int] = {}
-    steps: list[_Step] = []
-    sources: dict[int, Source] = {}
-    inside = facts.inside(group.nodes) - facts.numbers
-
-    def number(value: Value) -> int:
-        if value not in numbers:
-            numbers[value] = len(numbers)
-            node = value.node
-            if value not in inside:
-                if value in facts.through and facts.source(value) in inside | facts.numbers:
-                    assert node is not None
-                    add(node)
-                else:
-                    sources[numbers[value]] = loaded(value)
-            elif node is not None and value in facts.through:
-                add(node)
-        return numbers[value]
-
-    def fill(arg: Arg) -> Any:
-        if isinstance(arg, Value):
-            return _At(number(arg))
-        return tuple(fill(a) for a in arg) if isinstance(arg, tuple) else to_torch(arg)
-
-    def add(node: Node) -> None:
-        args = tuple(fill(a) for a in node.args)
-        kwargs = tuple((k, fill(v)) for k, v in node.kwargs.items())
-        outs = tuple(numbers.setdefault(r, len(numbers)) for r in node.results)
-        op = _unpack if node.op == "unpack" else overload(node.op)
-        steps.append(_Step(op, args, kwargs, outs, len(outs) > 1 or node.op == "unpack"))
-
+    found = _Steps(facts, facts.inside(group.nodes) - facts.numbers, loaded)
     for node in group.nodes:
-        add(node)
-    results = [(numbers[root], at) for root, at in stored.items()]
-    return Replay(tuple(steps), tuple(sources.items()), tuple(results))
+        found.add(node)
+    results = [(found.numbers[root], at) for root, at in stored.items()]
+    return Replay(tuple(found.steps), tuple(found.sources.items()), tuple(results))
+
+
+class _Steps:
+    """A replay under construction. (Functions that call each other would be garbage that only a collection frees.)
+
+    inside: values that the group computes. loaded: as of `replay_of`.
+    """
+
+    def __init__(self, facts: Facts, inside: Set[Value], loaded: Callable[[Value], Source]) -> None:
+        self.facts, self.inside, self.loaded = facts, inside, loaded
+        self.numbers: dict[Value, int] = {}
+        self.steps: list[_Step] = []
+        self.sources: dict[int, Source] = {}
+
+    def number(self, value: Value) -> int:
+        """The number of a value; what gives one that was not met before comes first."""
+        found = self.numbers.get(value)
+        if found is None:
+            found = self.numbers[value] = len(self.numbers)
+            node, facts = value.node, self.facts
+            if value not in self.inside:
+                if value in facts.through and facts.source(value) in self.inside | facts.numbers:
+                    assert node is not None
+                    self.add(node)
+                else:
+                    self.sources[found] = self.loaded(value)
+            elif node is not None and value in facts.through:
+                self.add(node)
+        return self.numbers[value]
+
+    def fill(self, arg: Arg) -> Any:
+        """An argument with values as their numbers."""
+        if isinstance(arg, Value):
+            return _At(self.number(arg))
+        return tuple(map(self.fill, arg)) if isinstance(arg, tuple) else to_torch(arg)
+
+    def add(self, node: Node) -> None:
+        """Take in a node as the next step."""
+        args = tuple(map(self.fill, node.args))
+        kwargs = tuple((k, self.fill(v)) for k, v in node.kwargs.items())
+        outs = tuple(self.numbers.setdefault(r, len(self.numbers)) for r in node.results)
+        op = _unpack if node.op == "unpack" else overload(node.op)
+        self.steps.append(_Step(op, args, kwargs, outs, len(outs) > 1 or node.op == "unpack"))
 
 
 def _unpack(parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
