@@ -41,7 +41,6 @@ from smelt.compiler.object.output_replay import muted_again, pieces_since, piece
 from smelt.compiler.object.tracebacks import of_program
 from smelt.compiler.paths import contradicts
 from smelt.diag import LateError, Miss, RanksError, SmeltError, limits
-from smelt.diag.collector import full_collections_later
 from smelt.runtime.entering.entry import Counters
 
 DISPATCHER = SLOT  # of compiled objects
@@ -234,8 +233,7 @@ class Dispatcher:
     def _let_be_native(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have native code take the calls that are like this one, which has just passed the row's guards."""
         if row.may_be_native and row.is_ready and row.worth is None:
-            with full_collections_later():
-                self._table.make_native(row, args, kwargs)
+            self._table.make_native(row, args, kwargs)
 
     def _let_be_native_after(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The same once the call is over: what it has left in its arguments may be like no call of this row."""
