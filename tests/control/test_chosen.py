@@ -105,3 +105,22 @@ def test_one_graph_gives_back_its_argument() -> None:
     for scale in (1.0, -1.0, 2.0, -2.0):
         compiled(torch.full((4,), scale), torch.ones(4))
     assert len(smelt.explain(compiled).to_dict()["graphs"]) == 1
+
+
+def begun(x: Tensor, y: Tensor) -> Tensor:
+    for i in range(20):
+        x = x * 1.5 + i
+        if x.sum() > 90:
+            break
+    return x
+
+
+def test_a_loop_that_takes_a_turn_gives_a_new_tensor_without_asking() -> None:
+    """Its first test follows from numbers, so its result is never what it began with."""
+    compiled = smelt.compile(begun, options={"strict": True})
+    for scale in (1.0, -1.0, 9.0, 100.0):
+        x = torch.full((4,), scale)
+        found, want = compiled(x, x), begun(x, x)
+        assert torch.equal(found, want) and found is not x
+    (graph,) = (row.entry for row in compiled.stats().rows)
+    assert all(type(recipe).__name__ == "Fresh" for recipe in graph.lowered.outputs)

@@ -26,13 +26,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from smelt._torch import gpu
 from smelt.codegen.lower.gpu import GpuProgram, choices, lowering
+from smelt.codegen.lower.gpu import program as program_of_gpu
 from smelt.codegen.triton.compile import compile_cuda
 from smelt.codegen.triton.kernel import TritonSource
 from smelt.runtime.cuda import machine
 from smelt.runtime.cuda.code import CudaCode
 from smelt.runtime.cuda.plan import CudaPlan
 from smelt.runtime.machine.cache import CodeCache
-from tests.triton.fake_driver import FakeDriver
+from tests.triton.fake_driver import FakeDriver, uncompiled
 
 _CPU, _CUDA, _META = 1, 2, 14  # of DLPack, DLPack, and c10::DeviceType
 _DEVICE = 0x0001  # c10::Device: CUDA in the low byte, number 0 in the high one
@@ -81,11 +82,13 @@ def cuda(value: Any) -> Any:
 
 class Memory:
     """What was allocated so far, by its begin. stream: the one at hand. is_capturing: whether a graph is captured
-    there. used: streams that used memory of another one. ran: torch's operators that ran on it.
+    there. used: streams that used memory of another one. ran: torch's operators that ran on it. waits: those that read
+    memory of the device for the host.
     """
 
     def __init__(self) -> None:
         self.live: dict[int, Tensor] = {}
+        self.waits: list[str] = []
         self.stream = STREAM
         self.is_capturing = False
         self.used: list[int] = []
@@ -130,6 +133,8 @@ def _fallback(memory: Memory) -> Any:
     def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         memory.ran.append(op._schema.name.removeprefix("aten::"))
         # What an operator writes to is the caller's tensor, and so is what it returns then.
+        if op._schema.name in ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"):
+            memory.waits.append(op._schema.name)
         written = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         if written and op._schema.returns:
             return _written(op, written, args, kwargs)
@@ -168,6 +173,8 @@ def _to_copy(memory: Memory) -> Any:
     def run(x: Tensor, *, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Tensor:
         made = torch.ops.aten._to_copy.default(host(x), **kwargs)
         goes = x.device if device is None else torch.device(device)
+        if goes.type != x.device.type == "cuda":
+            memory.waits.append("aten::_to_copy")
         found = cuda(made) if goes.type == "cuda" else made
         memory.note(found if goes.type == "cuda" else (), x)
         return found  # type: ignore[no-any-return]
@@ -301,10 +308,11 @@ def _known(driver: FakeDriver, sources: Iterable[TritonSource], arch: int) -> di
 
 
 @contextmanager
-def fake_gpu(capability: int = 90, measures: bool = False) -> Iterator[FakeDriver]:
+def fake_gpu(capability: int = 90, measures: bool = False, *, compiles: bool = True) -> Iterator[FakeDriver]:
     """The same with a driver, which records its calls and interprets the launches.
 
-    measures: let products be chosen by times, which are those of the driver's `cost` and `of_torch`.
+    measures: let products be chosen by times, which are those of the driver's `cost` and `of_torch`. compiles: whether
+    kernels have machine code, which no launch here needs.
     """
     with fake_cuda() as memory, ExitStack() as stack:
         driver = FakeDriver(memory, (), (), capability)  # type: ignore[arg-type]
@@ -320,6 +328,8 @@ def fake_gpu(capability: int = 90, measures: bool = False) -> Iterator[FakeDrive
             return plan
 
         stack.enter_context(mock.patch.object(GpuProgram, "compiled", known))
+        if not compiles:
+            stack.enter_context(mock.patch.object(program_of_gpu, "compile_cuda", uncompiled))
         stack.enter_context(mock.patch.object(machine, "CudaDriver", lambda: driver))
         machine.forget()
         stack.callback(machine.forget)

@@ -1,20 +1,25 @@
 """A driver without a GPU: it records each call, checks what it is asked, and its launches are interpreted.
 
 The device's memory is the host's, in allocations with a fence behind each. A launch decodes the array of arguments as
-the device would, and refuses what a device would crash on, or silently do wrong.
+the device would, and refuses what a device would crash on, or silently do wrong. An executable is a copy of its graph:
+what is set in the one is not in the other. Of conditional nodes it holds to what is documented: their values are
+unknown when a graph is launched, a graph that has some has one executable, and its nodes inside of arms are changed
+through it.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from smelt.codegen.triton.kernel import TritonSource
+from smelt.codegen.triton.stages import _pointer_multiples
 from smelt.runtime.cuda.code import CudaCode
+from smelt.runtime.cuda.conditions import SETTER, WHERE_FALSE, WHERE_TRUE
 from smelt.runtime.cuda.driver import NodeParameters, unusable
 from smelt.runtime.cuda.executable import FREE_SHARED
 from tests.triton.harness import interpreter
@@ -25,6 +30,17 @@ _ELEMENTS = {
     "i8": torch.int8, "u8": torch.uint8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64,
     "fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64,
 }  # fmt: skip
+
+
+def uncompiled(sources: Iterable[TritonSource], arch: int, cache: Any = None) -> dict[str, CudaCode]:
+    """`compile_cuda` without a compiler: for launches that are interpreted, all but the machine code."""
+    return {
+        source.name: CudaCode(
+            source.name, arch, source.parameters, (*_pointer_multiples(source), *source.multiples), source.warps, 0,
+            b"\x7fELF" + source.name.encode(),
+        )
+        for source in sources
+    }  # fmt: skip
 
 
 class Device:
@@ -68,17 +84,34 @@ class Device:
 
 @dataclass
 class Node:
-    """A node of a graph: what it runs with its arguments as they were decoded, and the nodes before it."""
+    """A node of a graph: what it runs with its arguments as they were decoded, and the nodes before it; or the value
+    that it looks at, with the graph that it runs.
+    """
 
     after: tuple[int, ...]
     code: CudaCode | None = None
     programs: int = 0
     pointers: list[tuple[str, int]] = field(default_factory=list)
     words: list[int] = field(default_factory=list)
+    condition: int = 0
+    body: int = 0
+    is_loop: bool = False
+
+
+@dataclass
+class Executable:
+    """What a graph was when it was instantiated: nodes by number, and which of them stand in each graph."""
+
+    root: int
+    graphs: dict[int, list[int]]
+    nodes: dict[int, Node]
 
 
 class FakeDriver:
-    """`Driver` on a `Device`. fail: name of a call that fails, counting down from `fail_at`. lost: all calls fail."""
+    """`Driver` on a `Device`. fail: name of a call that fails, counting down from `fail_at`. lost: all calls fail.
+    refuses_updates: whether executables cannot take over a graph's arguments. ran: what was launched, by names of
+    kernels, one for each time that it ran.
+    """
 
     def __init__(
         self, device: Device, codes: Iterable[CudaCode], sources: Iterable[TritonSource], capability: int = 90
@@ -95,7 +128,11 @@ class FakeDriver:
         self.allowed: dict[int, int] = {}
         self.graphs: dict[int, list[int]] = {}
         self.nodes: dict[int, Node] = {}
-        self.executables: dict[int, list[int]] = {}
+        self.bodies: dict[int, int] = {}  # and the graph that each stands in
+        self.conditions: dict[int, int] = {}  # and the graph of each
+        self.executables: dict[int, Executable] = {}
+        self.version, self.refuses_updates = 13000, False
+        self.ran: list[str] = []
         self._handles = 1000
         # What a launch of a kernel takes, in microseconds, by its name. What operators of torch
         # took by now, and what all took when an event was recorded. runs: whether launches are interpreted.
@@ -132,7 +169,7 @@ class FakeDriver:
 
     def load_module(self, image: bytes) -> int:
         handle = self._record("load_module")
-        assert image.startswith(b"\x7fELF")
+        assert image.startswith(b"\x7fELF") or image == SETTER.cubin
         self.modules[handle] = image
         return handle
 
@@ -158,7 +195,14 @@ class FakeDriver:
 
     def destroy_graph(self, graph: int) -> None:
         self._record("destroy_graph")
-        del self.graphs[graph]
+        assert graph not in self.bodies, "a body goes with the graph that it stands in"
+        for inner in self._within(graph):
+            del self.graphs[inner]
+            self.bodies.pop(inner, None)
+
+    def _within(self, graph: int) -> list[int]:
+        """A graph with those inside of it."""
+        return [graph, *(one for body, outer in self.bodies.items() if outer == graph for one in self._within(body))]
 
     def add_kernel(self, graph: int, after: Sequence[int], parameters: NodeParameters) -> int:
         handle = self._record("add_kernel")
@@ -170,9 +214,46 @@ class FakeDriver:
         assert all(node in self.graphs[graph] for node in after)
         return tuple(after)
 
+    def condition(self, graph: int) -> int:
+        handle = self._record("condition")
+        assert self.version >= 12040 and graph in self.graphs
+        self.conditions[handle] = graph
+        return handle
+
+    def add_conditional(self, graph: int, after: Sequence[int], condition: int, is_loop: bool) -> tuple[int, int]:
+        node, body = self._record("add_conditional"), self._record("body")
+        assert self.conditions[condition] == graph
+        assert all(other.condition != condition for other in self.nodes.values()), "a condition is of one node"
+        self.graphs[body], self.bodies[body] = [], graph
+        self.nodes[node] = Node(self._before(graph, after), condition=condition, body=body, is_loop=is_loop)
+        self.graphs[graph].append(node)
+        return node, body
+
+    def set_node(self, node: int, parameters: NodeParameters) -> None:
+        self._record("set_node")
+        self.nodes[node] = self._decoded(parameters, self.nodes[node].after)
+
+    def update(self, executable: int, graph: int) -> bool:
+        self._record("update")
+        old, new = self.executables[executable], self._instance(graph)
+        assert (old.root, old.graphs) == (new.root, new.graphs), "another graph"
+        if not self.refuses_updates:
+            self.executables[executable] = new
+        return not self.refuses_updates
+
+    def _instance(self, graph: int) -> Executable:
+        graphs = {one: list(self.graphs[one]) for one in self._within(graph)}
+        nodes = {node: replace(self.nodes[node]) for inside in graphs.values() for node in inside}
+        used = {node.condition for node in nodes.values()}
+        assert all(condition in used for condition, of in self.conditions.items() if of in graphs)
+        return Executable(graph, graphs, nodes)
+
     def instantiate(self, graph: int) -> int:
         handle = self._record("instantiate")
-        self.executables[handle] = list(self.graphs[graph])
+        made = self._instance(graph)
+        others = [one for one in self.executables.values() if one.root == graph]
+        assert not (others and len(made.graphs) > 1), "a graph with conditions has one executable"
+        self.executables[handle] = made
         return handle
 
     def destroy_executable(self, executable: int) -> None:
@@ -181,8 +262,9 @@ class FakeDriver:
 
     def set_kernel(self, executable: int, node: int, parameters: NodeParameters) -> None:
         self._record("set_kernel")
-        assert node in self.executables[executable]
-        self.nodes[node] = self._decoded(parameters, self.nodes[node].after)
+        found = self.executables[executable]
+        assert node in found.graphs[found.root], "nodes inside of a body are changed through the graph"
+        found.nodes[node] = self._decoded(parameters, found.nodes[node].after)
 
     def order(self, before: int, after: int) -> None:
         self._record("order")
@@ -227,7 +309,8 @@ class FakeDriver:
     # --- launches
 
     def _decoded(self, parameters: NodeParameters, after: tuple[int, ...]) -> Node:
-        code = self.codes[self.functions[parameters.function]]
+        name = self.functions[parameters.function]
+        code = SETTER if name == SETTER.name else self.codes[name]
         assert 0 < parameters.programs < 2**31 and parameters.threads == 32 * code.warps <= 1024
         assert parameters.shared_nbytes == code.shared_nbytes
         assert code.shared_nbytes <= max(FREE_SHARED, self.allowed.get(parameters.function, 0))
@@ -250,19 +333,40 @@ class FakeDriver:
     def launch(self, executable: int, stream: int) -> None:
         self._record("launch")
         self.streams.append(stream)
+        found = self.executables[executable]
+        self._run_all(found, found.root, {})
+
+    def _run_all(self, executable: Executable, graph: int, values: dict[int, int]) -> None:
         done: list[int] = []
-        waiting = list(self.executables[executable])
+        waiting = list(executable.graphs[graph])
         # The last that may run is the first, so that an order which the edges do not say is not there by chance.
         while waiting:
-            ready = [n for n in waiting if all(before in done for before in self.nodes[n].after)]
+            ready = [n for n in waiting if all(before in done for before in executable.nodes[n].after)]
             assert ready, "the nodes of a graph wait for one another"
             waiting.remove(ready[-1])
-            self._run(self.nodes[ready[-1]])
+            self._run(executable, executable.nodes[ready[-1]], values)
             done.append(ready[-1])
 
-    def _run(self, node: Node) -> None:
+    def _run(self, executable: Executable, node: Node, values: dict[int, int]) -> None:
+        if node.condition:
+            turns = 0
+            while values[node.condition]:
+                self._run_all(executable, node.body, values)
+                turns += 1
+                if not node.is_loop:
+                    break
+                assert turns < 1000, "a loop without an end"
+            return
         assert node.code is not None
         self.launched_us += self.cost(node.code.name)
+        self.ran.append(node.code.name)
+        if node.code is SETTER:
+            memory, offset = self.device.find(node.pointers[0][1])
+            test, (first, second, which) = int(memory[offset]) != 0, node.words
+            assert which in (WHERE_TRUE, WHERE_FALSE, WHERE_TRUE | WHERE_FALSE)
+            values.update({first: int(test)} if which & WHERE_TRUE else {})
+            values.update({second: int(not test)} if which & WHERE_FALSE else {})
+            return
         if not self.runs:
             return
         memories: list[torch.Tensor] = []

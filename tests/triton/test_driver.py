@@ -12,15 +12,18 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 from torch import Tensor, nn
 
 import smelt
 from smelt.codegen.lower.gpu import GpuProgram, gpu_program
+from smelt.codegen.triton.compile import ARCHITECTURES
 from smelt.diag import SmeltError
 from smelt.ir import Node
+from smelt.runtime.cuda.conditions import NAME, PTX, why_none
 from smelt.runtime.cuda.driver import CudaDriver, NodeParameters
 from smelt.runtime.cuda.executable import CudaExecutable
-from smelt.runtime.cuda.plan import CudaLaunch, CudaMemory, CudaPlan, predecessors
+from smelt.runtime.cuda.plan import CudaCondition, CudaLaunch, CudaMemory, CudaPlan, ordered, predecessors
 from tests.kernels.machine import TORCH_DTYPE
 from tests.triton.fake_driver import Device, FakeDriver
 
@@ -230,6 +233,22 @@ def test_products_and_attention_are_one_launch() -> None:
 # --- order
 
 
+def test_a_condition_waits_for_what_its_arms_touch() -> None:
+    memories = (CudaMemory("argument", 0, 64), *(CudaMemory("arena", 64 * k, 64) for k in range(4)))
+
+    def launch(*buffers: int) -> CudaLaunch:
+        return CudaLaunch("k", buffers, (), 1, (len(buffers) - 1,))
+
+    # 0 makes what the body reads, 1 the byte, 2 what nobody needs there; 3 and 4 are the body, 4 the byte anew; 5 reads
+    # what the body made, and 6 the argument alone.
+    launches = (launch(0, 1), launch(0, 2), launch(0, 4), launch(1, 3), launch(3, 2), launch(3, 4), launch(0, 4))
+    loop = CudaCondition("while", 2, ((3, 4),))
+    made = ordered(CudaPlan((), memories, launches, 256, conditions=(loop,), steps=(0, 1, 2, ~0, 5)))
+    assert made.conditions[0].after == (0, 1) and made.conditions[0].last == (4,)
+    assert [launch.after for launch in made.launches] == [(), (), (), (), (3,), (2, ~0), ()]
+    assert made.structure != ordered(CudaPlan((), memories, launches, 256)).structure
+
+
 def test_launches_wait_for_what_they_touch() -> None:
     memories = [
         CudaMemory("argument", 0, 64),
@@ -257,6 +276,8 @@ class Library:
         self.version, self.fails = version, fails
         self.called: list[str] = []
         self.node: Any = None
+        self.bodies = (ctypes.c_void_p * 1)(77)
+        self.refuses_update = False
 
     def __getattr__(self, name: str) -> Any:
         def call(*args: Any) -> int:
@@ -276,7 +297,12 @@ class Library:
                 args[0]._obj.value = 4096 + len(self.called)
             if name == "cuGraphAddKernelNode_v2":
                 self.node = args[4]._obj
-            return 0
+            if name == "cuGraphAddNode_v2":
+                self.node = args[5]._obj
+                self.node.bodies = self.bodies
+            if name == "cuGraphConditionalHandleCreate":
+                args[0]._obj.value = 2**63 + 5
+            return 910 if name == "cuGraphExecUpdate_v2" and self.refuses_update else 0
 
         return call
 
@@ -310,6 +336,61 @@ def test_the_library_is_called_as_its_header_says() -> None:
     driver.destroy_graph(graph)
     driver.unload_module(module)
     assert library.called[:3] == ["cuInit", "cuDriverGetVersion", "cuDeviceGet"]
+
+
+def test_conditional_nodes_are_made_as_the_header_says() -> None:
+    library = Library()
+    driver = CudaDriver(library)
+    driver.start(0)
+    graph = driver.graph()
+    value = driver.condition(graph)
+    assert value == 2**63 + 5 and library.called[-2:] == ["cuCtxGetCurrent", "cuGraphConditionalHandleCreate"]
+    for is_loop in (False, True):
+        node, body = driver.add_conditional(graph, [4], value, is_loop)
+        made = library.node
+        assert (node, body) == (4096 + len(library.called), 77)
+        assert (made.type, made.kind, made.size, made.condition) == (13, int(is_loop), 1, value)
+        # The type and three numbers, then a union of 232 bytes, and 8 more.
+        assert ctypes.sizeof(made) == 256 and type(made).condition.offset == 16 and type(made).bodies.offset == 32
+    driver.set_node(node, NodeParameters(7, 5, 128, 0, 4242))
+    assert library.called[-1] == "cuGraphKernelNodeSetParams_v2"
+    assert driver.update(1, graph) is True
+    library.refuses_update = True
+    assert driver.update(1, graph) is False and library.called[-1] == "cuGraphExecUpdate_v2"
+    library.bodies = (ctypes.c_void_p * 1)()
+    with pytest.raises(SmeltError, match="made no graph for a conditional node"):
+        driver.add_conditional(graph, [], value, False)
+
+
+@pytest.mark.parametrize(("version", "fails", "why"), [
+    (12030, "", "the driver is for CUDA 12.3, and conditional nodes need 12.4"),
+    (12040, "cuModuleLoadData", "the driver refuses them: cuModuleLoadData"),
+    (12080, "cuGraphConditionalHandleCreate", "the driver refuses them: cuGraphConditionalHandleCreate"),
+    (13000, "cuGraphInstantiateWithFlags", "the driver refuses them: cuGraphInstantiateWithFlags"),
+    (12040, "", ""),
+])  # fmt: skip
+def test_whether_there_are_conditional_nodes_is_asked_of_the_driver(version: int, fails: str, why: str) -> None:
+    library = Library(version, fails)
+    driver = CudaDriver(library)
+    found = why_none(driver)
+    assert found.startswith(why) and bool(found) == bool(why)
+    made = ("cuModuleLoadData", "cuGraphCreate", "cuGraphInstantiate")
+    gone = ("cuModuleUnload", "cuGraphDestroy", "cuGraphExecDestroy")
+    called = [name for name in library.called if name != fails]
+    assert sum(name.startswith(made) for name in called) == sum(name in gone for name in called)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_kernel_that_sets_conditions_assembles(arch: int, tmp_path: Path) -> None:
+    """For each architecture, with one name that is left to the driver."""
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    assembler = tools / ("ptxas-blackwell" if arch >= 100 else "ptxas")
+    text, code = tmp_path / "set.ptx", tmp_path / "set.cubin"
+    text.write_text(PTX)
+    subprocess.run([assembler, "-c", f"-arch=sm_{arch}", text, "-o", code], check=True)
+    assert PTX.count(".extern") == 1
+    shown = subprocess.run([tools / "nvdisasm", "-c", code], check=True, capture_output=True, text=True).stdout
+    assert "cudaGraphSetConditional" in shown and f".text.{NAME}" in shown
 
 
 def test_no_driver_an_old_one_and_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

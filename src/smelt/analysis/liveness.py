@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from smelt.analysis.aliases import Aliases, is_external
 from smelt.ir import Node, Region, TensorType, Value, values_in
@@ -37,11 +37,14 @@ def used_values(node: Node) -> Iterator[Value]:
 
 def taken_by_regions(node: Node) -> Iterator[Value]:
     """What a node's regions use from outside, in order, repeats included."""
-    if not node.regions:
-        return
+    yield from taken_by(node.regions)
+
+
+def taken_by(regions: Sequence[Region]) -> Iterator[Value]:
+    """The same of some regions."""
     inside: set[Value] = set()
     found: list[Value] = []
-    for region in node.regions:
+    for region in regions:
         inside.update(region.params)
         for inner in region.walk():
             found.extend(inner.operands())

@@ -16,12 +16,15 @@ from smelt.diag import SmeltError
 OUT_OF_MEMORY: Final = 2
 OLDEST: Final = 12000
 """The oldest driver's version (12.0) that loads cubins of the compiler that Triton brings."""
+CONDITIONS: Final = 12040
+"""The oldest driver's version (12.4) that has conditional nodes."""
 _NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
 _SHARED_LIMIT = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _WITH_TIMES = 0  # CU_EVENT_DEFAULT
 _CACHE_NBYTES = 38  # CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
 _PROCESSORS = (16, 39)  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT and _MAX_THREADS_PER_MULTIPROCESSOR
 _FOR_ALL_DEVICES = 1 | 2  # CU_MEMHOSTALLOC_PORTABLE and _DEVICEMAP
+_CONDITIONAL, _IF, _WHILE = 13, 0, 1  # CU_GRAPH_NODE_TYPE_CONDITIONAL, CU_GRAPH_COND_TYPE_IF and _WHILE
 _CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 
 
@@ -39,7 +42,13 @@ class NodeParameters:
 
 
 class Driver(Protocol):
-    """What an executable asks of a GPU; `handles` are numbers. Each raises SmeltError (S0405)."""
+    """What an executable asks of a GPU; `handles` are numbers. Each raises SmeltError (S0405).
+
+    version: 12040 for CUDA 12.4.
+    """
+
+    @property
+    def version(self) -> int: ...
 
     def start(self, device: int) -> int:
         """Make a device's context that of this thread; its compute capability, 90 for 9.0."""
@@ -70,6 +79,20 @@ class Driver(Protocol):
 
     def add_kernel(self, graph: int, after: Sequence[int], parameters: NodeParameters) -> int:
         """A node that launches a kernel."""
+
+    def condition(self, graph: int) -> int:
+        """The value of a conditional node that is to stand in a graph, which a kernel sets before that node."""
+
+    def add_conditional(self, graph: int, after: Sequence[int], condition: int, is_loop: bool) -> tuple[int, int]:
+        """A node that runs a graph of its own where a value is not 0, a loop as long as it is not; the node, and that
+        graph, empty, which goes with it.
+        """
+
+    def set_node(self, node: int, parameters: NodeParameters) -> None:
+        """Change the arguments of a kernel node of a graph, for `update`."""
+
+    def update(self, executable: int, graph: int) -> bool:
+        """Take over the arguments of all nodes of the graph that it was made of; False where the driver refuses."""
 
     def instantiate(self, graph: int) -> int:
         """What launches all nodes of a graph at once."""
@@ -123,6 +146,26 @@ class _KernelNode(ctypes.Structure):
     )
 
 
+class _ConditionalNode(ctypes.Structure):
+    """`CUgraphNodeParams` of a conditional node: 256 bytes."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("reserved_0", ctypes.c_int * 3),
+        ("condition", ctypes.c_uint64),
+        ("kind", ctypes.c_int),
+        ("size", ctypes.c_uint),
+        ("bodies", ctypes.POINTER(ctypes.c_void_p)),
+        ("context", ctypes.c_void_p),
+        ("reserved_1", ctypes.c_longlong * 25),
+        ("reserved_2", ctypes.c_longlong),
+    )
+
+
+class _UpdateResult(ctypes.Structure):
+    _fields_ = (("result", ctypes.c_int), ("node", ctypes.c_void_p), ("from_node", ctypes.c_void_p))
+
+
 def unusable(what: str, why: str, fix: str) -> SmeltError:
     """The error of a GPU that cannot be used."""
     return SmeltError(what, why=why, fix=fix, code="S0405")
@@ -138,10 +181,11 @@ class CudaDriver:
         self._call("cuInit", ctypes.c_uint(0))
         version = ctypes.c_int()
         self._call("cuDriverGetVersion", ctypes.byref(version))
+        self.version = version.value
         if version.value < OLDEST:
             raise unusable(
                 "the driver of the GPU is too old",
-                f"it is for CUDA {_dotted(version.value)}, and kernels need {_dotted(OLDEST)}",
+                f"it is for CUDA {dotted(version.value)}, and kernels need {dotted(OLDEST)}",
                 "update the driver",
             )
 
@@ -212,6 +256,41 @@ class CudaDriver:
         node = ctypes.byref(_kernel_node(parameters))
         return self._made("cuGraphAddKernelNode_v2", ctypes.c_void_p(graph), before, count, node)
 
+    def condition(self, graph: int) -> int:
+        made = ctypes.c_uint64()
+        context, unset = self._current(), ctypes.c_uint(0)
+        self._call("cuGraphConditionalHandleCreate", ctypes.byref(made), ctypes.c_void_p(graph), context, unset, unset)
+        return made.value
+
+    def add_conditional(self, graph: int, after: Sequence[int], condition: int, is_loop: bool) -> tuple[int, int]:
+        # The driver puts its own array in the place of this one.
+        bodies = (ctypes.c_void_p * 1)()
+        kind, context = _WHILE if is_loop else _IF, self._current()
+        made = _ConditionalNode(_CONDITIONAL, condition=condition, kind=kind, size=1, bodies=bodies, context=context)
+        before, count = _nodes(after)
+        node = self._made("cuGraphAddNode_v2", ctypes.c_void_p(graph), before, None, count, ctypes.byref(made))
+        body = made.bodies[0]
+        if not body:
+            raise unusable(
+                "the driver made no graph for a conditional node",
+                f"it is for CUDA {dotted(self.version)}",
+                "update the driver",
+            )
+        return node, body
+
+    def _current(self) -> ctypes.c_void_p:
+        """The context of this thread, which `start` made its own."""
+        return ctypes.c_void_p(self._made("cuCtxGetCurrent"))
+
+    def set_node(self, node: int, parameters: NodeParameters) -> None:
+        made = ctypes.byref(_kernel_node(parameters))
+        self._call("cuGraphKernelNodeSetParams_v2", ctypes.c_void_p(node), made)
+
+    def update(self, executable: int, graph: int) -> bool:
+        told = _UpdateResult()
+        function = self._library.cuGraphExecUpdate_v2
+        return not function(ctypes.c_void_p(executable), ctypes.c_void_p(graph), ctypes.byref(told))
+
     def instantiate(self, graph: int) -> int:
         return self._made("cuGraphInstantiateWithFlags", ctypes.c_void_p(graph), ctypes.c_ulonglong(0))
 
@@ -274,7 +353,8 @@ def _load() -> Any:
     )
 
 
-def _dotted(version: int) -> str:
+def dotted(version: int) -> str:
+    """A version as people write it, 12.4 for 12040."""
     return f"{version // 1000}.{version % 1000 // 10}"
 
 

@@ -3,6 +3,10 @@
     construction: load modules, add nodes, instantiate
     a call:       set the arguments of nodes whose addresses changed, then ONE launch
     other sizes:  the same nodes take the words and blocks of another plan of the same kernels, in the same order
+    a condition:  a kernel that reads its byte and sets its values, then a conditional node for each arm
+
+Nodes of the executable are set one by one, but for plans with conditions: what stands in an arm can only be changed in
+the graph, which the executable then takes over as a whole.
 
 Between two kernels of a call nothing of Python runs. Invariant: whatever fails, all that was made is destroyed, and the
 next attempt starts anew.
@@ -14,12 +18,14 @@ import ctypes
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from smelt.diag import SmeltError
 from smelt.runtime.cuda.code import CudaCode
+from smelt.runtime.cuda.conditions import SETTER, WHERE_FALSE, WHERE_TRUE
 from smelt.runtime.cuda.driver import Driver, NodeParameters, unusable
-from smelt.runtime.cuda.plan import CudaLaunch, CudaMemory, CudaPlan
+from smelt.runtime.cuda.plan import CudaCondition, CudaLaunch, CudaMemory, CudaPlan
 
 FREE_SHARED: Final = 48 * 1024
 """Bytes of shared memory that a block has unasked."""
@@ -67,6 +73,16 @@ class Arguments:
 _CTYPES: Final[dict[str, Any]] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64}
 
 
+@dataclass(slots=True)
+class _Node:
+    """A kernel's node: which step of the plan it runs, for a condition with the values that it sets, and arguments."""
+
+    handle: int
+    step: int
+    values: tuple[int, ...]
+    arguments: Arguments
+
+
 class CudaExecutable:
     """A plan that is ready to be launched. Raises: SmeltError (S0405) where the GPU cannot have it.
 
@@ -91,18 +107,18 @@ class CudaExecutable:
         self._arena = self._arena_nbytes = 0
         self._arena_owner: Any = None
         self._graph = self._exec = 0
-        self._nodes: list[int] = []
-        self._arguments: list[Arguments] = []
+        self._nodes: list[_Node] = []
         self._bases: tuple[int, ...] = ()
         self._stream: int | None = None
         self.home: int | None = None  # the stream of the first call, on which memory is taken
         self._generator = self._error = self._numbers = 0
-        self._codes = {code.name: code for code in plan.kernels}
+        codes = [*plan.kernels, SETTER] if plan.conditions else plan.kernels
+        self._codes = {code.name: code for code in codes}
         self._can_fail = any(_can_fail(code) for code in plan.kernels)
         try:
             self._check_architecture(driver.start(device))
             self._check_processors(device)
-            self._functions = {code.name: self._loaded(code) for code in plan.kernels}
+            self._functions = {code.name: self._loaded(code) for code in codes}
             self._grow(plan.arena_nbytes)
             if self._can_fail:
                 self._error = driver.host_word()
@@ -251,17 +267,58 @@ class CudaExecutable:
         driver = self._driver
         try:
             self._graph = driver.graph()
-            for launch in self._plan.launches:
-                arguments = Arguments(self._codes[launch.kernel], launch.words)
-                arguments.set(self._addresses(launch, bases))
-                after = [self._nodes[number] for number in launch.after]
-                self._nodes.append(driver.add_kernel(self._graph, after, self._parameters(launch, arguments)))
-                self._arguments.append(arguments)
+            self._fill(self._graph, self._plan.order, bases)
             self._exec = driver.instantiate(self._graph)
         except BaseException:
             self._drop_graph()
             raise
         self._bases = bases
+
+    def _fill(self, graph: int, steps: Sequence[int], bases: Sequence[int]) -> dict[int, list[int]]:
+        """Add a level's steps to a graph; the nodes of each."""
+        made: dict[int, list[int]] = {}
+        for step in steps:
+            if step >= 0:
+                after = [node for one in self._plan.launches[step].after for node in made[one]]
+                made[step] = [self._add(graph, after, step, (), bases)]
+            else:
+                condition = self._plan.conditions[~step]
+                after = [node for one in condition.after for node in made[one]]
+                made[step] = self._decide(graph, after, step, condition, bases)
+        return made
+
+    def _decide(
+        self, graph: int, after: Sequence[int], step: int, condition: CudaCondition, bases: Sequence[int]
+    ) -> list[int]:
+        """Add a condition: what sets its values, and a conditional node for each arm that has steps."""
+        driver = self._driver
+        arms = [(which, arm) for which, arm in zip((WHERE_TRUE, WHERE_FALSE), condition.arms, strict=False) if arm]
+        found = {which: driver.condition(graph) for which, _ in arms}
+        values = (found.get(WHERE_TRUE, 0), found.get(WHERE_FALSE, 0), sum(found))
+        made = [self._add(graph, after, step, values, bases)]
+        for which, arm in arms:
+            is_loop = condition.kind == "while"
+            node, body = driver.add_conditional(graph, made[:1], found[which], is_loop)
+            made.append(node)
+            inner = self._fill(body, arm, bases)
+            if is_loop:
+                last = [one for number in condition.last for one in inner[number]]
+                self._add(body, last, step, values, bases)
+        return made
+
+    def _add(self, graph: int, after: Sequence[int], step: int, values: tuple[int, ...], bases: Sequence[int]) -> int:
+        launch = self._launch(step, values)
+        arguments = Arguments(self._codes[launch.kernel], launch.words)
+        arguments.set(self._addresses(launch, bases))
+        node = self._driver.add_kernel(graph, after, self._parameters(launch, arguments))
+        self._nodes.append(_Node(node, step, values, arguments))
+        return node
+
+    def _launch(self, step: int, values: tuple[int, ...]) -> CudaLaunch:
+        """What a node launches: a step, or what sets a condition's values."""
+        if step >= 0:
+            return self._plan.launches[step]
+        return CudaLaunch(SETTER.name, (self._plan.conditions[~step].test,), values, 1, ())
 
     def _change(self, bases: tuple[int, ...]) -> None:
         """Set the arguments of the nodes that touch other addresses than in the last call; of another plan, all."""
@@ -269,18 +326,36 @@ class CudaExecutable:
         changed = {n for n, (old, new) in enumerate(zip(self._bases, bases, strict=not is_new)) if old != new}
         # What is set in part is set anew in the next call.
         self._bases = ()
+        has_changed = False
         try:
-            for number, (launch, node) in enumerate(zip(self._plan.launches, self._nodes, strict=True)):
+            for node in self._nodes:
+                launch = self._launch(node.step, node.values)
                 if is_new:
-                    self._arguments[number] = Arguments(self._codes[launch.kernel], launch.words)
+                    node.arguments = Arguments(self._codes[launch.kernel], launch.words)
                 if is_new or not changed.isdisjoint(launch.buffers):
-                    arguments = self._arguments[number]
-                    arguments.set(self._addresses(launch, bases))
-                    self._driver.set_kernel(self._exec, node, self._parameters(launch, arguments))
+                    node.arguments.set(self._addresses(launch, bases))
+                    self._set(node.handle, self._parameters(launch, node.arguments))
+                    has_changed = True
+            if has_changed and self._plan.conditions:
+                self._take_over()
         except BaseException:
             self._drop_graph()
             raise
         self._bases = bases
+
+    def _set(self, node: int, parameters: NodeParameters) -> None:
+        if self._plan.conditions:
+            self._driver.set_node(node, parameters)
+        else:
+            self._driver.set_kernel(self._exec, node, parameters)
+
+    def _take_over(self) -> None:
+        """Let the executable have the graph's arguments; a new one where the driver does not change the old one."""
+        if not self._driver.update(self._exec, self._graph):
+            # Of a graph with conditional nodes there may be one executable.
+            gone, self._exec = self._exec, 0
+            self._driver.destroy_executable(gone)
+            self._exec = self._driver.instantiate(self._graph)
 
     # --- the end
 
@@ -290,7 +365,7 @@ class CudaExecutable:
         if self._graph:
             self._driver.destroy_graph(self._graph)
         self._exec = self._graph = 0
-        self._nodes, self._arguments, self._bases = [], [], ()
+        self._nodes, self._bases = [], ()
 
     def close(self) -> None:
         """Destroy all that the driver made; the memory is its owner's."""

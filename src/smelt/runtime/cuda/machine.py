@@ -20,6 +20,7 @@ import torch
 
 from smelt._torch import gpu
 from smelt.diag import LateError, SmeltError, SmeltWarning, Span
+from smelt.runtime.cuda.conditions import why_none
 from smelt.runtime.cuda.driver import CudaDriver, Driver
 from smelt.runtime.cuda.executable import CudaExecutable, Modules
 from smelt.runtime.cuda.plan import CudaPlan
@@ -44,6 +45,8 @@ class Machine:
     # Who may refuse data, and what those refused that are gone.
     refusing: list[tuple[ref[CudaExecutable], Source]] = field(default_factory=list)
     untold: list[Source] = field(default_factory=list)
+    # Why there are no conditional nodes, once that is known.
+    asked: list[str] = field(default_factory=list)
 
     def executable(self, name: str, plan: CudaPlan, where: Span | None = None) -> CudaExecutable:
         """What runs a plan: the one of another plan of that name, where kernels and their order are the same.
@@ -60,6 +63,13 @@ class Machine:
                 self.refusing[:] = [one for one in self.refusing if one[0]() is not None]
                 self.refusing.append((ref(found), (name, where)))
         return found
+
+    def why_no_conditions(self) -> str:
+        """Why its graphs have no conditional nodes, so that the host drives branches and loops; empty: they have."""
+        if not self.asked:
+            with gpu.on(self.index):
+                self.asked.append(why_none(self.driver))
+        return self.asked[0]
 
     def tell(self) -> None:
         """Raise what kernels of earlier calls found (LateError, S0406): a call does not wait for its own."""

@@ -10,7 +10,7 @@ Invariant: every tensor that a plan makes is one of torch's own, on the caller's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from struct import Struct
@@ -20,7 +20,9 @@ from typing import Any, Final
 import torch
 
 from smelt._torch.gpu import tf32_flags
+from smelt.analysis import used_values
 from smelt.analysis.devices import devices_at, devices_of, on_cpu
+from smelt.autodiff.halves import extract
 from smelt.codegen.fusion.cost import NestCost, cost
 from smelt.codegen.fusion.groups import Facts
 from smelt.codegen.fusion.schedule import schedule
@@ -29,17 +31,19 @@ from smelt.codegen.lower.context import Context, cannot_lower
 from smelt.codegen.lower.expects import lower_expect
 from smelt.codegen.lower.generic import dispatch
 from smelt.codegen.lower.gpu.choices import Chooser
-from smelt.codegen.lower.gpu.planner import Tf32, gpu_program
+from smelt.codegen.lower.gpu.deciding import CONTROL, Decided, with_decided
+from smelt.codegen.lower.gpu.planner import ITEM, Tf32, gpu_program
 from smelt.codegen.lower.gpu.program import GpuProgram
 from smelt.codegen.lower.gpu.segments import Piece, pieces
 from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.codegen.lower.memory.in_place import InPlace, memory_of
+from smelt.codegen.lower.memory.output_choices import Choice
 from smelt.codegen.lower.memory.outputs import lower_outputs
 from smelt.codegen.lower.memory.sharing import view_source
 from smelt.codegen.lower.memory.views import lower_resolved, lower_unpack, lower_view
 from smelt.codegen.lower.memory.writes import lower_write, mutations
-from smelt.codegen.lower.preparing import prepared
-from smelt.codegen.lower.python.numbers import lower_number
+from smelt.codegen.lower.preparing import Prepared, prepared
+from smelt.codegen.lower.python.numbers import element_type, lower_number
 from smelt.codegen.lower.python.plain import is_number, is_plain
 from smelt.codegen.lower.python.python_nodes import lower_python
 from smelt.codegen.lower.python.scalars import lower_with_numbers
@@ -109,15 +113,17 @@ def lower_on_gpu(
     start = perf_counter()
     found = machine(torch.device(device).index or 0)
     ready = prepared(graph, options)
-    graph = ready.graph
+    tf32, processors = Tf32(*tf32_flags()), Processors(*found.processors)
+    decided, chosen = _decided(ready, device, found, partial(gpu_program, tf32=tf32, processors=processors))
+    graph = decided.graph
     ctx = Context(graph, state, options)
     ctx.builder, ctx.compiler = _Builder(device), compiler
-    ctx.told.update(choice.which for choice in ready.chosen.values())
+    ctx.told.update(choice.which for choice in chosen.values())
     for value in graph.inputs:
         ctx.add_input(value)
-    made = _Body(ctx, device, found)
+    made = _Body(ctx, device, found, decided)
     made.lower()
-    slots, outputs = lower_outputs(ctx, ready.chosen)
+    slots, outputs = lower_outputs(ctx, chosen)
     plan = ctx.builder.finish(slots)
     ctx.fills.start()
     if not later:
@@ -141,6 +147,25 @@ def chooser_of(options: Options, found: Machine) -> Chooser | None:
     return Chooser(found, cache, options.measure_seconds)
 
 
+def _decided(
+    ready: Prepared, device: str, found: Machine, planned: Callable[[Graph], GpuProgram]
+) -> tuple[Decided, Mapping[int, Choice]]:
+    """The graph with the branches and loops that the GPU decides, and what tells which memory an output is, there."""
+    graph, chosen = ready.graph, ready.chosen
+    if not any(node.op in CONTROL for node in graph.body):
+        return Decided(graph, (), frozenset(), {}), chosen
+
+    def why_not(whole: Graph, node: Node) -> str:
+        inputs = sorted(dict.fromkeys(used_values(node)), key=lambda v: is_number(v.type))
+        program = planned(on_cpu(extract(whole, whole.name, inputs, node.results, ())))
+        return program.refused[0][1] if program.refused else ""
+
+    kept = [value for choice in chosen.values() for value in (choice.which, *choice.options)]
+    made = with_decided(graph, device, why_not, kept, found.why_no_conditions())
+    rest = iter(made.kept)
+    return made, {n: Choice(next(rest), tuple(next(rest) for _ in one.options)) for n, one in chosen.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class _Launched:
     """A piece with its kernels."""
@@ -154,8 +179,8 @@ class _Launched:
 class _Body:
     """The nodes of a graph, in launches and one by one."""
 
-    def __init__(self, ctx: Context, device: str, found: Machine) -> None:
-        self.ctx, self.device, self.machine = ctx, device, found
+    def __init__(self, ctx: Context, device: str, found: Machine, decided: Decided) -> None:
+        self.ctx, self.device, self.machine, self.decided = ctx, device, found, decided
         self.processors = Processors(*found.processors)
         self.tf32 = Tf32(*tf32_flags())
         self.kernels: list[KernelReport] = []
@@ -177,7 +202,7 @@ class _Body:
                 self.chooser.begin()
             made: list[_Launched] = []
             refused = set[Node]()
-            found = pieces(ctx.graph, self.device, left_out, ctx.statics)
+            found = pieces(ctx.graph, self.device, left_out, ctx.statics, self.decided.nodes)
             units = [piece.nodes for piece in found]
             self.order = schedule(ctx.graph, self.facts, units)
             self.in_place.settle(self.order, units, frozenset())
@@ -290,7 +315,7 @@ class _Body:
         )
         self.arena_nbytes += plan.arena_nbytes
         for node in one.piece.nodes:
-            ctx.note(node, "kernel", one.name)
+            ctx.note(node, "kernel", f"{one.name}, decided by the GPU" if node.regions else one.name)
         self._report(one.program)
 
     def _report(self, program: GpuProgram) -> None:
@@ -316,6 +341,16 @@ class _Body:
                 )
             )
 
+    def _read(self, node: Node) -> None:
+        """A number that a tensor holds, for the host."""
+        ctx, (tensor,) = self.ctx, node.operands()
+        if devices_at(node) <= {"cpu"} and lower_number(ctx, node):
+            return
+        slot = ctx.slot(tensor, any_layout=True)
+        ctx.builder.check(ctx.place(tensor).storage)
+        ctx.builder.emit(PyCall(_element, (slot,), (ctx.number(node.result).slot,)))
+        ctx.note(node, "python", f"{node.op}, which waits for the GPU")
+
     def _single(self, node: Node) -> None:
         """A node outside of all launches."""
         ctx = self.ctx
@@ -327,16 +362,25 @@ class _Body:
             ctx.note(node, "static")
         elif node.op == "write":
             lower_write(ctx, node)
-        elif not any(r.users for r in node.results) and effects(node).is_pure and not effects(node).may_throw:
+        elif (
+            not any(r.users or r in ctx.told for r in node.results)
+            and effects(node).is_pure
+            and not effects(node).may_throw
+        ):
             ctx.note(node, "unused")
         elif node.op == "expect" and devices_at(node) <= {"cpu"}:
             lower_expect(ctx, node)
+        elif node.op == ITEM and element_type(next(node.operands()).type) is not None:
+            self._read(node)
         elif not is_plain(node) or node.op == "expect" or node.op.startswith("py."):
             if devices_at(node) <= {"cpu"} and lower_number(ctx, node):
                 return
             lower_python(ctx, node)
+            why = self.decided.why.get(node, "")
             if _is_awaited(node):
-                ctx.note(node, "python", f"{node.op}, which waits for the GPU")
+                ctx.note(node, "python", f"{node.op}, which waits for the GPU" + (f": {why}" if why else ""))
+            elif why:
+                ctx.note(node, "python", f"{node.op}, which the host goes through: {why}")
         elif node.op == "unpack":
             lower_unpack(ctx, node)
         elif (source := view_source(node)) is not None:
@@ -345,6 +389,10 @@ class _Body:
             devices_at(node) == {"cpu"} and lower_with_numbers(ctx, node)
         ):
             dispatch(ctx, node)
+
+
+def _element(tensor: torch.Tensor) -> tuple[Any]:
+    return (tensor.item(),)
 
 
 def _is_awaited(node: Node) -> bool:

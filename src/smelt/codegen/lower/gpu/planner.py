@@ -1,6 +1,10 @@
 """A whole graph as kernels for a GPU: its groups of fused nodes as Triton text, memory for what they pass on.
 
     %1 = mul %x %w; %2 = softmax %1        ==>        launch rows(x, w, result 0)
+    %2 = if %1 { ... yield %3 } else ...   ==>        if byte of %1: (launches, which end in the memory of %2), (...)
+
+A region is planned as a graph of its own, whose arguments are memories around it. What a loop carries has one memory,
+in which its body computes the next value where nothing reads the last one any more; else it is copied there at the end.
 
 Groups and nests are those of the CPU; products and convolutions are nests, too (`units`). Nodes without a kernel are
 refused, with the reason: a program that has one does not run on a GPU yet, but its other kernels can be read.
@@ -9,10 +13,13 @@ refused, with the reason: a program that has one does not run on a GPU yet, but 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from types import MappingProxyType
 
+from smelt.analysis.liveness import taken_by
 from smelt.codegen.fusion.build import Built, build
 from smelt.codegen.fusion.chunks import Stage, stages
 from smelt.codegen.fusion.groups import Facts, Group
@@ -23,10 +30,12 @@ from smelt.codegen.fusion.rules.activations import without_vectors
 from smelt.codegen.fusion.rules.promote import NUMBER_TYPES
 from smelt.codegen.fusion.schedule import Delays, schedule
 from smelt.codegen.fusion.tidy import mapped_statement
+from smelt.codegen.kernels.nest import Buffer, Index, Load, Nest, Store
+from smelt.codegen.kernels.simplify import simplify_nest
 from smelt.codegen.lower.gpu.attentions import ATTENTIONS, Launch, attention_launches
 from smelt.codegen.lower.gpu.choices import BY_RULE, Chooser, Launched, Way
 from smelt.codegen.lower.gpu.draws import draw_of, is_draw
-from smelt.codegen.lower.gpu.program import GpuKernel, GpuProgram, Place
+from smelt.codegen.lower.gpu.program import GpuCondition, GpuKernel, GpuProgram, Place
 from smelt.codegen.lower.gpu.sharing import shared_sums
 from smelt.codegen.lower.gpu.trials import attention_trial, unit_trial
 from smelt.codegen.lower.gpu.units import UNIT_RULES, Unit, units_of
@@ -40,11 +49,15 @@ from smelt.codegen.triton.kernel import TritonKernel
 from smelt.codegen.triton.random import H200, Processors, draw_kernel
 from smelt.diag import ScheduleError, SmeltWarning, user_level
 from smelt.diag.loops import LoopStep
-from smelt.ir import STATE_OPS, DType, Graph, Node, TensorType, Value, print_node
+from smelt.ir import STATE_OPS, Arg, DType, Graph, Node, Region, TensorType, Value, map_values, print_node
+from smelt.ir.nodes import clone_node
 from smelt.ops.python.python_numbers import FITS
 from smelt.runtime.cuda.plan import CudaDraws, CudaMemory
 
+_ONE = Geometry((), ())
 _STATE = (*STATE_OPS, "const")
+ITEM = "aten.item.default"
+"""A number that is a tensor's element: kernels read it where it lies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +95,49 @@ def _is_static(value: Value) -> bool:
 
 @dataclass(slots=True)
 class _Block:
-    """A memory in the making; of the arena also when it is in use, by numbers of kernels."""
+    """A memory in the making; of the arena also when it is in use, by numbers of steps. inside: the memory, of the
+    arena of a region, from whose begin `number` counts.
+    """
 
     kind: str
     number: int
     nbytes: int = 0
     first: int = 0
     last: int = 0
+    inside: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Inner:
+    """A region's kernels, the memories of what it takes, and of those the numbers'."""
+
+    program: GpuProgram
+    memories: Sequence[int]
+    numbers: Sequence[int]
+
+
+def _geometry(value: Value) -> Geometry:
+    assert isinstance(value.type, TensorType)
+    return Geometry.of(value.type)
+
+
+def _dtypes(node: Node) -> list[DType]:
+    return [result.type.dtype for result in node.results if isinstance(result.type, TensorType)]
+
+
+def _next_in_place(graph: Graph, count: int) -> dict[Value, Value]:
+    """For each value of a loop's next turn, what it may be computed in the memory of: that of the turn at hand, if
+    nothing of that goes on to the next one. count: how many of the inputs are carried.
+    """
+    outputs = [output for output in graph.outputs if isinstance(output, Value)]
+    going_on = set()
+    for value in outputs:
+        source: Value | None = value
+        while source is not None:
+            value, source = source, view_source(source.node) if source.node is not None else None
+        going_on.add(value)
+    pairs = zip(graph.inputs[:count], outputs, strict=True) if count == len(outputs) else ()
+    return {o: i for i, o in pairs if i not in going_on and outputs.count(o) == 1 and o.type == i.type}
 
 
 @dataclass(slots=True)
@@ -106,6 +155,10 @@ class _Planner:
     places: dict[Value, Place] = field(default_factory=dict)
     state: list[Node] = field(default_factory=list)
     kernels: list[GpuKernel] = field(default_factory=list)
+    conditions: list[GpuCondition] = field(default_factory=list)
+    # The steps of the program's own level, and of the arm at hand.
+    order: list[int] = field(default_factory=list)
+    into: list[int] = field(default_factory=list)
     refused: list[tuple[Node, str]] = field(default_factory=list)
     # Of views that are several tensors.
     lists: dict[Value, list[Place]] = field(default_factory=dict)
@@ -118,13 +171,15 @@ class _Planner:
     planned: set[Node] = field(default_factory=set)
 
     def run(self) -> GpuProgram:
+        """The program."""
+        self.into = self.order
         numbers = 0
         for number, value in enumerate(self.graph.inputs):
             if _is_static(value):
                 self.places[value] = self._placed("argument", number, value)
             elif value.type in NUMBER_TYPES:
                 self.blocks.append(_Block("number", numbers, 8))
-                self.places[value] = Place(len(self.blocks) - 1, Geometry((), ()))
+                self.places[value] = Place(len(self.blocks) - 1, _ONE)
                 numbers += 1
         units = units_of(self.graph, Facts.of(self.graph))
         together = {node: unit.nodes for unit in units for node in unit.nodes}
@@ -168,7 +223,7 @@ class _Planner:
         assert isinstance(value.type, TensorType)
         geometry = Geometry.of(value.type)
         nbytes = geometry.extent * value.type.dtype.itemsize
-        self.blocks.append(_Block(kind, number, nbytes, len(self.kernels), len(self.kernels)))
+        self.blocks.append(_Block(kind, number, nbytes, len(self.order), len(self.order)))
         return Place(len(self.blocks) - 1, geometry)
 
     # --- nodes
@@ -180,6 +235,10 @@ class _Planner:
             self.state.append(node)
         elif node.op == FITS:
             self.places[node.result] = self.places[next(node.operands())]
+        elif node.op == ITEM and (place := self._number(node)) is not None:
+            self.places[node.result] = place
+        elif node.regions:
+            self._condition(node)
         elif view_source(node) in self.gone:
             self.gone.update(node.results)
         elif node.op in ATTENTIONS and all(map(_is_static, node.operands())):
@@ -219,10 +278,8 @@ class _Planner:
             launches = launches_of(way)
         for one in launches:
             buffers = tuple(self.places[value].memory for value in one.values)
-            for number in buffers:
-                self.blocks[number].last = len(self.kernels)
             dtypes = tuple(v.type.dtype for v in one.values if isinstance(v.type, TensorType))
-            self.kernels.append(GpuKernel(one.kernel, buffers, dtypes, one.writes, (node,), print_node(node)))
+            self._append(GpuKernel(one.kernel, buffers, dtypes, one.writes, (node,), print_node(node)))
 
     def _draw(self, node: Node) -> None:
         operand = next((v for v in node.operands()), None)
@@ -236,14 +293,12 @@ class _Planner:
         if draw is None:
             return
         if self.generator is None:
-            self.blocks.append(_Block("generator", 0, 16, len(self.kernels), len(self.kernels)))
+            self.blocks.append(_Block("generator", 0, 16, len(self.order), len(self.order)))
             self.generator = len(self.blocks) - 1
         buffers = (result.memory, self.generator, *(self.places[v].memory for v in read))
-        for number in buffers:
-            self.blocks[number].last = len(self.kernels)
         kernel = draw_kernel(draw, self.processors, self.is_aligned)
         dtypes = (draw.dtype, DType.I64, *(draw.dtype for _ in read))
-        self.kernels.append(GpuKernel(kernel, buffers, dtypes, (0,), (node,), print_node(node)))
+        self._append(GpuKernel(kernel, buffers, dtypes, (0,), (node,), print_node(node)))
         self.drawn += self.processors.consumed(draw.elements)
 
     def _is_view(self, node: Node) -> bool:
@@ -361,9 +416,7 @@ class _Planner:
             buffers = tuple(self._buffer(stage, number, built, spare) for number in stage.buffers)
             own = tuple(step for step in self.steps if step.kernel == len(self.kernels))
             kernel = self._directed(one, stage, own) if own else self._kernel(one, stage, tile)
-            for number in buffers:
-                self.blocks[number].last = len(self.kernels)
-            self.kernels.append(GpuKernel.of(stage.nest, kernel, buffers, tuple(one.nodes)))
+            self._append(GpuKernel.of(stage.nest, kernel, buffers, tuple(one.nodes)))
 
     def _directed(self, one: Group | Unit, stage: Stage, steps: Sequence[LoopStep]) -> TritonKernel:
         try:
@@ -387,9 +440,253 @@ class _Planner:
             return memory
         if number not in spare:
             size, dtype = stage.partials[-1 - number]
-            self.blocks.append(_Block("arena", 0, size * dtype.itemsize, len(self.kernels), len(self.kernels)))
+            self.blocks.append(_Block("arena", 0, size * dtype.itemsize, len(self.order), len(self.order)))
             spare[number] = len(self.blocks) - 1
         return spare[number]
+
+    # --- branches and loops
+
+    def _append(self, kernel: GpuKernel) -> None:
+        self._touch(kernel.buffers)
+        self.into.append(len(self.kernels))
+        self.kernels.append(kernel)
+
+    def _touch(self, memories: Iterable[int]) -> None:
+        """The step at hand uses memories, and what they are parts of."""
+        for number in memories:
+            block: int | None = number
+            while block is not None:
+                self.blocks[block].last = len(self.order)
+                block = self.blocks[block].inside
+
+    def _block(self, kind: str, number: int, nbytes: int, inside: int | None = None) -> int:
+        """A new memory, in use now; its number."""
+        now = len(self.order)
+        self.blocks.append(_Block(kind, number, nbytes, now, now, inside))
+        return len(self.blocks) - 1
+
+    def _number(self, node: Node) -> Place | None:
+        """Where a number is that a tensor holds."""
+        operand = next(node.operands())
+        place, type_ = self._place(operand), operand.type
+        if place is None or not isinstance(type_, TensorType) or place.geometry != _ONE:
+            return None
+        return place if NUMBER_TYPES.get(node.result.type) is type_.dtype else None
+
+    def _condition(self, node: Node) -> None:
+        try:
+            if node.op == "for":
+                raise Unfusible("a loop that counts on the host")
+            places = self._branch(node) if node.op == "if" else self._loop(node)
+        except Unfusible as why:
+            self.refused.append((node, str(why)))
+            places = [self._placed("arena", 0, result) for result in node.results if _is_static(result)]
+        self.places |= dict(zip(node.results, places, strict=False))
+
+    def _branch(self, node: Node) -> list[Place]:
+        """Both arms end in the memory of the results."""
+        test = self._byte(node.args[0])
+        inner = [self._planned(region) for region in node.regions]
+        slots = [self._placed("arena", 0, result) for result in node.results]
+        # Only one of the arms runs.
+        arena = self._block("arena", 0, max(one.program.arena_nbytes for one in inner))
+        arms = []
+        for one in inner:
+            with self._arm() as arm:
+                self._give(node, self._embedded(one, slots, arena), slots, _dtypes(node))
+            arms.append(tuple(arm))
+        self._close(GpuCondition("if", test, tuple(arms), node))
+        return slots
+
+    def _loop(self, node: Node) -> list[Place]:
+        """What is carried has one memory; the test is computed before the loop, and at the end of each turn."""
+        slots = [self._begun(node, k) for k in range(len(node.results))]
+        tests, region = (self._planned(one, slots) for one in node.regions)
+        byte = Place(self._block("arena", 0, 1), _ONE)
+
+        def tested() -> None:
+            arena = self._block("arena", 0, tests.program.arena_nbytes)
+            self._give(node, self._embedded(tests, [byte], arena), [byte], [DType.BOOL])
+
+        tested()
+        with self._arm() as arm:
+            found = self._embedded(region, [], self._block("arena", 0, region.program.arena_nbytes))
+            self._give(node, found, slots, _dtypes(node))
+            tested()
+        self._close(GpuCondition("while", byte.memory, (tuple(arm),), node))
+        return slots
+
+    def _begun(self, node: Node, k: int) -> Place:
+        """The memory of what a loop carries, with the first value in it."""
+        first, result = node.args[k], node.results[k]
+        place = self._place(first) if isinstance(first, Value) else None
+        if place is None or not isinstance(first, Value):
+            raise Unfusible("it begins with a value that is in no memory of a GPU")
+        if self._is_free(first, node) and place.geometry == _geometry(result):
+            return place
+        slot = self._placed("arena", 0, result)
+        self._copy(node, place, slot, _dtypes(node)[k])
+        return slot
+
+    def _is_free(self, value: Value, user: Node) -> bool:
+        """Whether a value's memory is its own, of the arena, and only one node needs it."""
+        memory = self.places[value].memory
+        block = self.blocks[memory]
+        is_alone = sum(other.memory == memory for other in self.places.values()) == 1
+        return block.kind == "arena" and block.inside is None and is_alone and value.users == {user: 1}
+
+    @contextmanager
+    def _arm(self) -> Iterator[list[int]]:
+        """Steps of an arm, all of which run while the condition does."""
+        outer, self.into = self.into, []
+        yield self.into
+        self.into = outer
+
+    def _close(self, condition: GpuCondition) -> None:
+        self.conditions.append(condition)
+        self._touch(self._touched(~(len(self.conditions) - 1)))
+        self.into.append(~(len(self.conditions) - 1))
+
+    def _touched(self, step: int) -> Iterator[int]:
+        """The memories that a step uses."""
+        if step >= 0:
+            yield from self.kernels[step].buffers
+            return
+        condition = self.conditions[~step]
+        yield condition.test
+        for inner in chain.from_iterable(condition.arms):
+            yield from self._touched(inner)
+
+    def _byte(self, value: object) -> int:
+        """The memory of a test."""
+        place = self._place(value) if isinstance(value, Value) else None
+        type_ = value.type if isinstance(value, Value) else None
+        if (
+            place is None
+            or not isinstance(type_, TensorType)
+            or type_.dtype is not DType.BOOL
+            or place.geometry != _ONE
+        ):
+            raise Unfusible("its test is no byte in the memory of a GPU")
+        return place.memory
+
+    def _planned(self, region: Region, slots: Sequence[Place] = ()) -> _Inner:
+        """The kernels of a region, whose parameters are in `slots`. Raises: Unfusible where a node of it has none."""
+        graph, memories = self._as_graph(region, slots)
+        planner = _Planner(graph, self.is_aligned, self.tf32, self.processors)
+        if slots:
+            planner.homes = _next_in_place(graph, len(region.params))
+        program = planner.run()
+        if program.refused:
+            node, why = program.refused[0]
+            raise Unfusible(f"{node.op} in it: {why}")
+        if program.state or program.draws or len(program.results) != len(graph.outputs):
+            raise Unfusible("it has state, draws random numbers, or gives what is no tensor")
+        numbers = [m for value, m in zip(graph.inputs, memories, strict=True) if value.type in NUMBER_TYPES]
+        return _Inner(program, memories, numbers)
+
+    def _as_graph(self, region: Region, slots: Sequence[Place]) -> tuple[Graph, list[int]]:
+        """A region as a graph of its own, and the memories of what that takes: `slots`, then values around it."""
+        made = Graph(self.graph.name)
+        made.constants = self.graph.constants
+        mapping: dict[Value, Arg] = {}
+
+        def take(value: Value) -> None:
+            param = Value(value.name, value.type, made.body)
+            mapping[value] = param
+            made.body.params.append(param)
+
+        for param, slot in zip(region.params, slots, strict=True):
+            if slot.geometry != _geometry(param):
+                raise Unfusible("an iteration begins with a tensor of another memory layout")
+            take(param)
+        memories = [slot.memory for slot in slots]
+        views: dict[Node, None] = {}
+        for value in dict.fromkeys(taken_by([region])):
+            path: list[Node] = []
+            while (node := self._view_behind(value)) is not None:
+                path.append(node)
+                (value,) = node.operands()
+            if value not in mapping:
+                take(value)
+                memories.append(self.places[value].memory)
+            views |= dict.fromkeys(reversed(path))
+        for node in (*views, *region):
+            made.body.insert(clone_node(node, mapping))
+        made.body.set_yields(tuple(map_values(arg, lambda v: mapping[v]) for arg in region.yields))
+        return made, memories
+
+    def _view_behind(self, value: Value) -> Node | None:
+        """The view that a value is made by; None where it fills a memory from its begin on, as its type says."""
+        place = self._place(value)
+        if place is not None and (not isinstance(value.type, TensorType) or place.geometry == _geometry(value)):
+            return None
+        node = value.node
+        if (place is None and value not in self.lists) or node is None or len(list(node.operands())) != 1:
+            raise Unfusible(f"%{value.name} is in no memory of a GPU")
+        return node
+
+    def _embedded(self, inner: _Inner, slots: Sequence[Place], arena: int) -> list[Place]:
+        """Add a region's steps here; where its results are. slots: where those go that lie like them."""
+        program, homes = inner.program, dict[int, int]()
+        for (place, _), slot in zip(program.results, slots, strict=False):
+            if program.memories[place.memory].kind == "result" and place.geometry == slot.geometry:
+                homes.setdefault(place.memory, slot.memory)
+        at = []
+        for number, memory in enumerate(program.memories):
+            if memory.kind == "argument":
+                at.append(inner.memories[memory.number])
+            elif memory.kind == "number":
+                at.append(inner.numbers[memory.number])
+            elif number in homes:
+                at.append(homes[number])
+            elif memory.kind == "result":
+                at.append(self._block("arena", 0, memory.nbytes))
+            else:
+                at.append(self._block("arena", memory.number, memory.nbytes, arena))
+
+        def added(step: int) -> int:
+            if step >= 0:
+                kernel = program.kernels[step]
+                self.kernels.append(replace(kernel, buffers=tuple(at[number] for number in kernel.buffers)))
+                return len(self.kernels) - 1
+            condition = program.conditions[~step]
+            arms = tuple(tuple(map(added, arm)) for arm in condition.arms)
+            self.conditions.append(replace(condition, test=at[condition.test], arms=arms))
+            return ~(len(self.conditions) - 1)
+
+        for step in map(added, program.steps):
+            self._touch(self._touched(step))
+            self.into.append(step)
+        return [Place(at[place.memory], place.geometry) for place, _ in program.results]
+
+    def _give(self, node: Node, found: Sequence[Place], slots: Sequence[Place], dtypes: Sequence[DType]) -> None:
+        """Copy what is not where it goes, all at once: what is read there and written, too, goes through other memory.
+
+        %a, %b = %b, %a      ==>      c = b; d = a; a = c; b = d
+        """
+        moves = [(f, s, d) for f, s, d in zip(found, slots, dtypes, strict=True) if f != s]
+        written = {slot.memory for _, slot, _ in moves}
+        ready = []
+        for place, slot, dtype in moves:
+            if place.memory in written:
+                nbytes = slot.geometry.extent * dtype.itemsize
+                other = Place(self._block("arena", 0, nbytes), slot.geometry)
+                self._copy(node, place, other, dtype)
+                place = other
+            ready.append((place, slot, dtype))
+        for place, slot, dtype in ready:
+            self._copy(node, place, slot, dtype)
+
+    def _copy(self, node: Node, place: Place, to: Place, dtype: DType) -> None:
+        read, write = (Index(p.geometry.offset, p.geometry.strides) for p in (place, to))
+        store = Store(1, write, Load(0, read, dtype))
+        nest = Nest((Buffer("from", dtype), Buffer("to", dtype)), to.geometry.sizes, (), (store,))
+        why = unsupported(nest)
+        if why is not None:
+            raise Unfusible(why)
+        kernel = emit_triton(simplify_nest(nest), is_aligned=self.is_aligned)
+        self._append(GpuKernel.of(nest, kernel, (place.memory, to.memory), (node,)))
 
     # --- the end
 
@@ -405,13 +702,17 @@ class _Planner:
                 block.kind, block.number = "result", count
                 count += 1
             results.append((place, output.type.dtype))
-        arena = [block for block in self.blocks if block.kind == "arena"]
+        arena = [block for block in self.blocks if block.kind == "arena" and block.inside is None]
         offsets, total = plan_offsets([Lifetime(block.nbytes, block.first, block.last) for block in arena])
         for block, offset in zip(arena, offsets, strict=True):
             block.number = offset
+        for block in self.blocks:
+            if block.inside is not None:
+                block.number += self.blocks[block.inside].number
         memories = tuple(CudaMemory(block.kind, block.number, block.nbytes) for block in self.blocks)  # type: ignore[arg-type]
         state, refused = tuple(self.state), tuple(self.refused)
         draws = (
             None if self.generator is None else CudaDraws(self.drawn, self.processors.count, self.processors.threads)
         )
-        return GpuProgram(tuple(self.kernels), memories, state, tuple(results), aligned(total), refused, draws)
+        kernels, conditions, steps = tuple(self.kernels), tuple(self.conditions), tuple(self.order)
+        return GpuProgram(kernels, memories, state, tuple(results), aligned(total), refused, draws, conditions, steps)

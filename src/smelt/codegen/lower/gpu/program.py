@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Literal
 
 from smelt.codegen.kernels.nest import Nest
 from smelt.codegen.lower.memory.geometry import Geometry
@@ -10,7 +11,7 @@ from smelt.codegen.triton.compile import compile_cuda
 from smelt.codegen.triton.kernel import TritonKernel
 from smelt.diag import SmeltError
 from smelt.ir import DType, Node
-from smelt.runtime.cuda.plan import CudaDraws, CudaLaunch, CudaMemory, CudaPlan, predecessors
+from smelt.runtime.cuda.plan import CudaCondition, CudaDraws, CudaLaunch, CudaMemory, CudaPlan, ordered
 from smelt.runtime.machine.cache import CodeCache
 
 
@@ -44,11 +45,26 @@ class GpuKernel:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuCondition:
+    """Kernels that run as a byte of the GPU's memory says: an `if` with both arms, or a `while` with its body.
+
+    test: the byte's memory, which a loop's body writes, too. arms: steps, n for kernel n and ~n for condition n. node:
+    the branch or the loop.
+    """
+
+    kind: Literal["if", "while"]
+    test: int
+    arms: tuple[tuple[int, ...], ...]
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
 class GpuProgram:
     """A graph's kernels in order.
 
     memories: what they touch. state: the nodes (`param`, `const`) of state, by number. results: where each of the
     graph's outputs is. refused: nodes that have no kernel, and why. draws: what a call takes of the generator.
+    conditions: in which some kernels stand. steps: kernels and conditions of the program's own level.
     """
 
     kernels: tuple[GpuKernel, ...]
@@ -58,6 +74,8 @@ class GpuProgram:
     arena_nbytes: int
     refused: tuple[tuple[Node, str], ...]
     draws: CudaDraws | None = None
+    conditions: tuple[GpuCondition, ...] = ()
+    steps: tuple[int, ...] = ()
 
     def compiled(self, arch: int, cache: CodeCache | None = None) -> CudaPlan:
         """What a GPU of a compute capability (90 for 9.0) runs.
@@ -72,6 +90,7 @@ class GpuProgram:
             CudaLaunch(one.kernel.source.name, one.buffers, one.kernel.words, one.kernel.programs, one.writes)
             for one in self.kernels
         ]
-        after = predecessors(self.memories, launches)
-        ordered = tuple(replace(launch, after=before) for launch, before in zip(launches, after, strict=True))
-        return CudaPlan(tuple(codes.values()), self.memories, ordered, self.arena_nbytes, self.draws)
+        conditions = tuple(CudaCondition(one.kind, one.test, one.arms) for one in self.conditions)
+        memories, launched = self.memories, tuple(launches)
+        kernels = tuple(codes.values())
+        return ordered(CudaPlan(kernels, memories, launched, self.arena_nbytes, self.draws, conditions, self.steps))

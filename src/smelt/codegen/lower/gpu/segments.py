@@ -9,18 +9,19 @@ Invariant: nothing passes a node that writes or acts outside; draws of random nu
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from smelt.analysis import used_values
 from smelt.analysis.devices import devices_at
 from smelt.autodiff.halves import extract
 from smelt.codegen.fusion.groups import TAKES_NUMBERS, has_numbers
+from smelt.codegen.fusion.regions import user_in
 from smelt.codegen.lower.gpu.draws import is_draw
 from smelt.codegen.lower.memory.sharing import view_source
 from smelt.codegen.lower.python.plain import is_number, is_plain, is_plain_type
 from smelt.codegen.lower.static.statics import Statics
-from smelt.ir import STATE_OPS, Graph, Node, Region, TensorType, Value
+from smelt.ir import STATE_OPS, Graph, Node, TensorType, Value
 from smelt.ops.effects import effects
 from smelt.ops.python.python_numbers import FITS
 
@@ -62,8 +63,14 @@ def _is_plain_with_numbers(node: Node) -> bool:
     return node.op in TAKES_NUMBERS and has_numbers(node) and all(is_plain_type(r.type) for r in node.results)
 
 
-def pieces(graph: Graph, device: str, left_out: Collection[Node], statics: Statics) -> list[Piece]:
-    """The launches of a graph. left_out: what no kernel computes, and views that none sees through."""
+def pieces(
+    graph: Graph, device: str, left_out: Collection[Node], statics: Statics, decided: Collection[Node] = ()
+) -> list[Piece]:
+    """The launches of a graph.
+
+    left_out: what no kernel computes, and views that none sees through. decided: branches and loops that are nodes like
+    others, as all in them has kernels.
+    """
     layers: dict[tuple[int, int], list[Node]] = {}
     # A kernel's layer, and that before which another node stands.
     at: dict[Node, int] = {}
@@ -84,7 +91,7 @@ def pieces(graph: Graph, device: str, left_out: Collection[Node], statics: Stati
                 kernels.add(node)
             continue
         found = effects(node)
-        if node in left_out or not may_be_a_kernel(node, device):
+        if node in left_out or not (node in decided or may_be_a_kernel(node, device)):
             # It stands behind the launches that it needs, and before those that need it.
             at[node] = max((at.get(maker, 0) + (maker in kernels) for maker in makers), default=0)
             if found.rng:
@@ -127,13 +134,15 @@ def _root(value: Value, left_out: Collection[Node], statics: Statics) -> Value:
     return value
 
 
-def _is_needed(value: Value, nodes: Collection[Node]) -> bool:
+def _is_needed(value: Value, nodes: Sequence[Node]) -> bool:
     """Whether somebody outside needs a value, or a view of it."""
-    members = set(nodes)
+    members, whole = set(nodes), nodes[0].parent
+    assert whole is not None
     pending = [value]
     while pending:
-        for user in pending.pop().users:
-            if isinstance(user, Region):
+        for use in pending.pop().users:
+            user = user_in(whole, use)
+            if user is None:
                 return True
             if user in members:
                 continue

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from smelt.analysis.aliases import is_external
 from smelt.analysis.region_aliases import RegionAliases, region_aliases
+from smelt.analysis.turns import takes_a_turn
 from smelt.codegen.lower.context import cannot_lower
 from smelt.codegen.lower.memory.sharing import view_source
 from smelt.codegen.lower.unknown.outside_memory import handed_on, reached
@@ -70,7 +71,10 @@ class _Picker:
         if node.op == "if":
             return self._of_branch(node, node.results.index(root))
         if node.op in _CONTROL:
-            return self._of_loop(node, node.results.index(root))
+            index = node.results.index(root)
+            if takes_a_turn(node) and not any(map(is_external, reached(values_in(node.regions[-1].yields[index])))):
+                return 0  # what it begins with does not come out of it
+            return self._of_loop(node, index)
         return self._of_element(node, root) if node.op in ("py.getitem", "py.pop") else 0
 
     def _of_element(self, node: Node, root: Value) -> Arg:
