@@ -163,7 +163,7 @@ class Open:
 
     @property
     def recorder(self) -> FakeRecorder:
-        """The session's."""
+        """What records the run."""
         return self.session.recorder
 
     def cannot(self, what: str, why: str = NO_FORM) -> NoReturn:

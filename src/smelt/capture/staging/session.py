@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import thread_time
 from types import CodeType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -58,6 +58,9 @@ from smelt.ir import (
     TupleType,
     Type,
 )
+
+if TYPE_CHECKING:
+    from smelt.capture.staging.flow.loops import Loop
 
 _NUMBERS = (bool, int, float, complex)
 _HOLDING = frozenset(("py.append", "py.setitem", "py.insert", "py.list", "py.tuple", "py.dict"))
@@ -120,7 +123,7 @@ class Session:
         self.keep: list[object] = []
         self.base_frame: Any = None
         self.raised_at: Site | None = None  # where the program was that an exception has just ended
-        self.loops: list[Any] = []  # those being staged, outermost first
+        self.loops: list[Loop] = []  # those being staged, outermost first
         self.gradients = Gradients(native)
         self.stopped: BaseException | None = None
         self.watch: Watch | None = None
