@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from smelt.runtime.filters import is_finite, pack_dense, pack_winograd
+from smelt.runtime.filters import Filters, is_finite, pack_dense, pack_winograd, pack_winograd_row
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,15 @@ def test_winograd() -> None:
     points = (g @ weight.double() @ g.T).float()  # [cout, cin, 4, 4]
     found = pack_winograd(weight, 4)
     torch.testing.assert_close(found, points.view(2, 4, 3, 16).permute(0, 3, 2, 1), rtol=1e-6, atol=1e-7)
+
+
+def test_winograd_of_a_row() -> None:
+    weight = torch.randn(8, 3, 1, 3)
+    g = torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1.0]], dtype=torch.float64)
+    points = torch.einsum("pt,oit->oip", g, weight[:, :, 0].double()).float()
+    found = pack_winograd_row(weight, 4)
+    assert found.shape == Filters("winograd_row", 1, 4, True).shape(tuple(weight.shape))
+    torch.testing.assert_close(found, points.view(2, 4, 3, 4).permute(0, 3, 2, 1), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])

@@ -82,6 +82,9 @@ SHAPES = {
     "winograd, one row of tiles": shape(1, 32, 2, 30, 32, (3, 3), before=(1, 0), after=(1, 0)),
     "winograd, wide border": shape(1, 32, 4, 4, 64, (3, 3), before=(2, 0), after=(0, 2)),
     "winograd, split": shape(1, 96, 40, 38, 256, (3, 3)),
+    "winograd along a row": shape(2, 64, 1, 51, 64, (1, 3), before=(0, 1), after=(0, 1)),
+    "winograd along a row, gaps": shape(1, 96, 1, 96, 64, (1, 3), dilation=(1, 8), before=(0, 16)),
+    "winograd along rows": shape(2, 64, 5, 31, 96, (1, 3), dilation=(2, 3), before=(1, 0), after=(2, 5)),
     "row": shape(2, 20, 1, 30, 24, (1, 5), before=(0, 2), after=(0, 2)),
 }  # fmt: skip
 
@@ -167,11 +170,24 @@ def test_text_holds_no_sizes() -> None:
         shape(1, 128, 14, 14, 32, (3, 3), stride=(2, 2), before=(1, 1), after=(1, 1)),
         shape(1, 64, 28, 28, 64, (3, 3), before=(1, 1), after=(1, 1)),
         shape(1, 256, 14, 14, 32, (3, 3), before=(1, 1), after=(1, 1)),
+        shape(1, 64, 1, 200, 64, (1, 3), dilation=(1, 4), before=(0, 8)),
+        shape(1, 512, 1, 60, 64, (1, 3), before=(0, 1), after=(0, 1)),
         shape(1, 96, 14, 14, 96, (3, 3), 96, before=(1, 1), after=(1, 1)),
         shape(1, 3, 56, 56, 32, (7, 7), stride=(2, 2), before=(3, 3), after=(3, 3)),
         shape(1, 3, 64, 64, 48, (16, 16), stride=(16, 16)),
     ],
-    ids=["1x1", "1x1 of one pixel", "3x3", "winograd", "winograd deep", "depthwise", "first", "patches"],
+    ids=[
+        "1x1",
+        "1x1 of one pixel",
+        "3x3",
+        "winograd",
+        "winograd deep",
+        "along a row",
+        "along a row, deep",
+        "depthwise",
+        "first",
+        "patches",
+    ],
 )
 def test_error_is_eagers(sizes: ConvShape) -> None:
     case = make(sizes, 0)
@@ -189,7 +205,10 @@ def relu(value: Expr) -> Expr:
 
 
 @isa_names
-@pytest.mark.parametrize("kind", ["1x1", "3x3 deep", "depthwise strided", "first", "grouped", "winograd of odd sizes"])
+@pytest.mark.parametrize(
+    "kind",
+    ["1x1", "3x3 deep", "depthwise strided", "first", "grouped", "winograd of odd sizes", "winograd along a row"],
+)
 def test_epilogue(kind: str, name: str) -> None:
     case = make(SHAPES[kind], 3)
     residual = torch.randn(case.reference().permute(0, 2, 3, 1).shape, generator=torch.Generator().manual_seed(4))
@@ -214,12 +233,24 @@ def test_nan_and_inf(kind: str, name: str) -> None:
     assert bool(((found - expected).abs() <= case.bound())[expected.isfinite()].all())
 
 
+@pytest.mark.parametrize("kind", ["winograd", "winograd along a row"])
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf, 3e38])
-def test_winograd_refuses_what_it_cannot_tell(number: float) -> None:
-    case = make(SHAPES["winograd"], 6)
-    case.x[0, 5, 3, 2] = number
+def test_winograd_refuses_what_it_cannot_tell(number: float, kind: str) -> None:
+    case = make(SHAPES[kind], 6)
+    case.x[0, 5, -1, 2] = number
     with pytest.raises(Refused):
         run(case, next(iter(ISAS.values())))
+
+
+def test_winograd_keeps_windows_of_a_row_apart() -> None:
+    case = make(SHAPES["winograd along a row, gaps"], 7)
+    plain, _ = run(case, next(iter(ISAS.values())))
+    case.x[0, :, 0, 20] = 1e20
+    found, _ = run(case, next(iter(ISAS.values())))
+    reached = [20, 28, 36]
+    others = [at for at in range(96) if at not in reached]
+    assert torch.equal(found[..., others], plain[..., others])
+    assert not torch.equal(found[..., reached], plain[..., reached])
 
 
 def test_winograd_keeps_windows_apart() -> None:

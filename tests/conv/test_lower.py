@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+import smelt
+from smelt.codegen.llvm.isa import has_wide_multipliers, host_isa
 from smelt.codegen.lower import Lowered
 from smelt.diag import Options
+from smelt.inspect.kernels import compiled_units
+from smelt.runtime.plan import Launch
 from tests.codegen import harness
 
 # Products alone: what is left beside them stays an operator, so that counts tell what was fused.
@@ -254,3 +262,33 @@ graph f(%x: f32[1, 32, 8, 8], %r: f32[1, 64, 8, 8]) -> f32[1, 64, 8, 8] {
     state = {"w": normal(64, 32, 3, 3, seed=1) / 17, "b": normal(64, seed=2)}
     plan = check(text, [x, normal(1, 64, 8, 8, seed=3)], state, exact=False)
     assert kernels(plan) == 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dilation", [1, 3, 16])
+def test_convolutions_along_a_row_with_fewer_products(dilation: int, tmp_path: Path) -> None:
+    class Causal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv1d(64, 64, 3, dilation=dilation)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + F.relu(self.conv(F.pad(x, (2 * dilation, 0))))
+
+    torch.manual_seed(0)
+    model, x = Causal().eval(), torch.randn(3, 64, 203)
+    compiled = smelt.compile(model, options={"measure": False})
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
+    isa = host_isa()
+    if isa is not None and isa.name != "baseline" and not has_wide_multipliers(isa):
+        (unit,) = compiled_units(compiled)
+        assert unit.lowered is not None
+        labels = [i.label for i in unit.lowered.plan.instructions if isinstance(i, Launch)]
+        assert any("winograd" in label for label in labels), labels
+    smelt.trace(model, (x,)).save(tmp_path / "causal.ingot")
+    loaded = smelt.load(tmp_path / "causal.ingot")
+    torch.testing.assert_close(loaded(x), model(x), rtol=1e-5, atol=1e-5)
+    for special in (torch.inf, torch.nan):
+        y = x.clone()
+        y[1, 3, 50] = special
+        torch.testing.assert_close(compiled(y), model(y), equal_nan=True, rtol=1e-5, atol=1e-5)

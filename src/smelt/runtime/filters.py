@@ -3,6 +3,7 @@
     dense       [groups * panels, kh * kw * cin / groups, columns]
     depthwise   [vectors, kh, kw, columns]
     winograd    [cout / columns, 16, cin, columns]             G g Gt of each pair of channels
+    winograd_row   [cout / columns, 4, cin, columns]           G g, of three taps in a row
 
 Invariant: the same weight gives the same bits wherever it is packed: when a program is lowered, and when a file that
 holds the weight alone is loaded.
@@ -16,9 +17,9 @@ import torch
 
 from smelt.diag.records import record
 
-Form = Literal["dense", "depthwise", "winograd"]
-POINTS = 16
-"""Products of a tile of Winograd's: 4 x 4."""
+Form = Literal["dense", "depthwise", "winograd", "winograd_row"]
+POINTS, ROW_POINTS = 16, 4
+"""Products of a tile of Winograd's: 4 x 4, and 4 along a row."""
 
 
 @record
@@ -35,6 +36,8 @@ class Filters:
         match self.form:
             case "winograd":
                 return pack_winograd(weight, self.columns)
+            case "winograd_row":
+                return pack_winograd_row(weight, self.columns)
             case "depthwise":
                 return pack_depthwise(weight, self.columns)
             case "dense":
@@ -46,6 +49,8 @@ class Filters:
         match self.form:
             case "winograd":
                 return cout // self.columns, POINTS, cin, self.columns
+            case "winograd_row":
+                return cout // self.columns, ROW_POINTS, cin, self.columns
             case "depthwise":
                 return -(-cout // self.columns), kh, kw, self.columns
             case "dense":
@@ -87,12 +92,26 @@ def pack_depthwise(weight: torch.Tensor, lanes: int) -> torch.Tensor:
 
 def pack_winograd(weight: torch.Tensor, columns: int) -> torch.Tensor:
     """f32[cout, cin, 3, 3] -> G g Gt as f32[cout / columns, 16, cin, columns]."""
-    cout, cin = weight.shape[:2]
-    g = torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1.0]], dtype=torch.float64)
-    both = torch.kron(g, g)
-    packed = torch.empty(cout // columns, POINTS, cin, columns)
+    g = _points()
+    return _transformed(torch.kron(g, g), weight, columns)
+
+
+def pack_winograd_row(weight: torch.Tensor, columns: int) -> torch.Tensor:
+    """f32[cout, cin, 1, 3] -> G g as f32[cout / columns, 4, cin, columns]."""
+    return _transformed(_points(), weight, columns)
+
+
+def _points() -> torch.Tensor:
+    """G of F(2, 3)."""
+    return torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1.0]], dtype=torch.float64)
+
+
+def _transformed(g: torch.Tensor, weight: torch.Tensor, columns: int) -> torch.Tensor:
+    """g, f64[points, taps], times the taps of each pair of channels."""
+    (cout, cin), (points, taps) = weight.shape[:2], g.shape
+    packed = torch.empty(cout // columns, points, cin, columns)
     for panel, part in zip(packed, weight.detach().split(columns), strict=True):
-        # The nine elements in front: so the product has the panel's own layout.
-        turned = part.reshape(columns, cin, 9).permute(2, 1, 0).double().reshape(9, cin * columns)
-        panel.copy_((both @ turned).view(POINTS, cin, columns))
+        # The taps in front: so the product has the panel's own layout.
+        turned = part.reshape(columns, cin, taps).permute(2, 1, 0).double().reshape(taps, cin * columns)
+        panel.copy_((g @ turned).view(points, cin, columns))
     return packed

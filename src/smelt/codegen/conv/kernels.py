@@ -33,11 +33,12 @@ from smelt.codegen.conv.tiles import (
     tile_pixels,
     winograd_blocks,
     winograd_pays,
+    winograd_row_pays,
     within_row,
 )  # fmt: skip
 from smelt.codegen.llvm.isa import Isa, has_wide_multipliers
 from smelt.ir.sizes import equals, is_one, is_symbolic, is_whole, size_min
-from smelt.runtime.filters import POINTS, Filters
+from smelt.runtime.filters import Filters
 
 Strides = tuple[int, int, int, int]
 """Of n, c, h, w in elements."""
@@ -213,29 +214,34 @@ def _dense(
     )  # fmt: skip
 
 
-# --- 3x3
+# --- 3x3, and 3 in a row
 
 
 def _winograd(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue, live: bool) -> ConvPlan | None:
     """The kernel with fewer products, where it saves enough of them; None elsewhere."""
     at = shape.window
-    if (shape.kh, shape.kw, *at.stride, *at.dilation, shape.groups) != (3, 3, 1, 1, 1, 1, 1):
+    is_row = (shape.kh, shape.kw, *at.stride, shape.groups) == (1, 3, 1, 1, 1) and not live
+    if not is_row and (shape.kh, shape.kw, *at.stride, *at.dilation, shape.groups) != (3, 3, 1, 1, 1, 1, 1):
         return None
     vectors = 4 if has_wide_multipliers(isa) and shape.cout % 64 == 0 else 2
     columns = vectors * isa.f32_lanes
     if isa.name == "baseline" or shape.cin % winograd.BLOCK or shape.cout % columns:
         return None
-    th, tw = -(-shape.oh // 2), -(-shape.ow // 2)
+    gap = at.dilation[1]
+    th, tw = (shape.oh, -(-shape.ow // (2 * gap)) * gap) if is_row else (-(-shape.oh // 2), -(-shape.ow // 2))
     tiles = shape.n * th * tw
-    if not winograd_pays(isa, shape.pixels, tiles, shape.cin * shape.cout, live):
+    if is_row and not winograd_row_pays(isa, shape.pixels, tiles, shape.cin, shape.cout):
+        return None
+    if not is_row and not winograd_pays(isa, shape.pixels, tiles, shape.cin * shape.cout, live):
         return None
     pixels = tile_pixels(tiles, MAX_PIXELS if isa.f32_lanes == 16 and vectors == 2 else 6)
-    variant = winograd.WinogradVariant(Tile(isa.f32_lanes, vectors, pixels), epilogue, live)
-    panels = shape.cout // columns
-    tile_step, panel_step = winograd_blocks(tiles, pixels, panels, POINTS * shape.cin * 4, _WINOGRAD_COLUMNS // columns)
+    variant = winograd.WinogradVariant(Tile(isa.f32_lanes, vectors, pixels), epilogue, live, is_row)
+    panels, points = shape.cout // columns, variant.points
+    tile_step, panel_step = winograd_blocks(tiles, pixels, panels, points * shape.cin * 4, _WINOGRAD_COLUMNS // columns)
     words = (
         panels, -(-panels // panel_step), panel_step, tiles, tile_step, th, tw, shape.oh, shape.ow, shape.h, shape.w,
-        *at.before, strides[0], strides[2], strides[3], shape.cin, shape.cout, POINTS * shape.cin * columns,
+        *at.before, strides[0], strides[2], strides[3], shape.cin, shape.cout, points * shape.cin * columns,
+        *((gap,) if is_row else ()),
     )  # fmt: skip
 
     def tables() -> tuple[torch.Tensor, ...]:
@@ -244,9 +250,9 @@ def _winograd(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue, 
     return ConvPlan(
         "winograd", partial(winograd.winograd_text, isa, variant), words,
         -(-tiles // tile_step) * -(-panels // panel_step),
-        nanoseconds(isa, POINTS * tile_step * shape.cin * panel_step * columns * 1.15),
+        nanoseconds(isa, points * tile_step * shape.cin * panel_step * columns * 1.15),
         winograd.scratch_nbytes(variant, tile_step, shape.cin), True,
-        Packed("winograd", isa.f32_lanes, vectors), tables,
+        Packed("winograd_row" if is_row else "winograd", isa.f32_lanes, vectors), tables,
     )  # fmt: skip
 
 

@@ -27,6 +27,8 @@ _MIN_ITEMS, _ITEMS_PER_THREAD = 16, 4
 _WINOGRAD_NBYTES, _MIN_WINOGRAD_ITEMS = 384 << 10, 4
 # Products that the 3x3 kernel must save to pay for its transforms; what it has for the 36 of a tile.
 _MIN_SAVING, _WINOGRAD_POINTS = 1.5, 16
+# Along a row, and what inputs * outputs / (inputs + outputs) of channels must be at least.
+_MIN_ROW_SAVING, _ROW_POINTS, _LEAST_ROW_CHANNELS = 1.35, 4, 30
 # Tiles that pay for writing and reading a weight of 16 points where one of 9 taps is there.
 _LIVE_TILES = 32
 _ROWS_NBYTES = 48 << 10
@@ -164,6 +166,16 @@ def winograd_pays(isa: Isa, pixels: int, tiles: int, weights: int, live: bool = 
     if live and tiles < _LIVE_TILES:
         return False
     return saves and tiles >= least_winograd_tiles(isa, _WINOGRAD_POINTS * weights * 4)
+
+
+@chosen
+def winograd_row_pays(isa: Isa, pixels: int, tiles: int, inputs: int, outputs: int) -> bool:
+    """The same along a row, where a tile's 4 products take the place of 6: what transforms cost goes with the channels,
+    and needs many of them.
+    """
+    if has_wide_multipliers(isa) or 3 * pixels < _MIN_ROW_SAVING * _ROW_POINTS * tiles:
+        return False
+    return inputs * outputs >= _LEAST_ROW_CHANNELS * (inputs + outputs)
 
 
 def within_row(tile: Tile, pixels: int) -> Tile:

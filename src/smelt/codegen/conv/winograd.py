@@ -5,6 +5,8 @@
     for a block of tiles and of channels of the result:
       V[16][c / 32][tile][32] = Bt d B;  for each panel:  M[16][tile][n] = V[16] @ U[16];  Y = At M A, epilogue, store
 
+Along a row alone, F(2, 3), 4 products for 6: a tile is 4 inputs and 2 results that lie as far apart as taps do.
+
 Invariant: a sum over channels is made of blocks of `BLOCK` products, so that the error stays that of the direct
 kernels. Where an input or a sum is not finite, a whole tile would be: the kernel then refuses (eager computes it).
 Source: arXiv:1509.09308, section 4.1.
@@ -21,7 +23,7 @@ from smelt.codegen.conv.micro import Ahead, Micro, Tile
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes.lanes import ExprEmitter
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
-from smelt.runtime.filters import POINTS
+from smelt.runtime.filters import POINTS, ROW_POINTS
 
 BLOCK = 32
 
@@ -35,17 +37,28 @@ WORDS = (
 class WinogradVariant:
     """What the text depends on: cin is a multiple of `BLOCK`, cout one of the tile's channels.
 
-    live: as of `DenseVariant`.
+    live: as of `DenseVariant`. is_row: windows of one row; the word "gap" follows, how far apart its taps are.
     """
 
     tile: Tile
     epilogue: Epilogue
     live: bool = False
+    is_row: bool = False
+
+    @property
+    def points(self) -> int:
+        """Products of a tile."""
+        return ROW_POINTS if self.is_row else POINTS
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of the words."""
+        return (*WORDS, "gap") if self.is_row else WORDS
 
 
 def scratch_nbytes(variant: WinogradVariant, tiles: int, cin: int) -> int:
     """Memory of a thread for a block of so many tiles."""
-    return POINTS * tiles * (cin + variant.tile.columns) * 4
+    return variant.points * tiles * (cin + variant.tile.columns) * 4
 
 
 @lru_cache(maxsize=128)
@@ -67,7 +80,7 @@ class _Winograd:
         self.x, self.out, self.packed, self.zeros = (fn.address(i) for i in range(4))
         count = len(variant.epilogue.operands)
         self.operands = tuple(fn.address(4 + i) for i in range(count))
-        self.words = {name: fn.word(4 + count + variant.live + i) for i, name in enumerate(WORDS)}
+        self.words = {name: fn.word(4 + count + variant.live + i) for i, name in enumerate(variant.words)}
         self.finite = Finite(self.micro)
         self.nothing = self.micro.totals()
 
@@ -80,10 +93,10 @@ class _Winograd:
             tile = fn.mul(fn.let(f"udiv i64 {item.index}, {w['panel_blocks']}"), w["tile_step"])
             count = self._least(w["tile_step"], fn.let(f"sub i64 {w['tiles']}, {tile}"))
             self._inputs(tile, count)
-            products = fn.gep("float", "%scratch", fn.mul(fn.mul(w["tile_step"], w["cin"]), POINTS))
+            products = fn.gep("float", "%scratch", fn.mul(fn.mul(w["tile_step"], w["cin"]), self.variant.points))
             with fn.loop(panel, panel_end) as q:
                 packed = fn.gep("float", self.packed, fn.mul(q.index, w["panel_size"]))
-                with fn.loop(0, POINTS) as point:
+                with fn.loop(0, self.variant.points) as point:
                     self._point(packed, products, point.index, count)
                 self._results(products, fn.mul(q.index, self.variant.tile.columns), tile, count)
         return fn.finish(self.finite.code())
@@ -98,6 +111,9 @@ class _Winograd:
         area = fn.mul(w["th"], w["tw"])
         image, inside = fn.let(f"udiv i64 {number}, {area}"), fn.let(f"urem i64 {number}, {area}")
         row, col = fn.let(f"udiv i64 {inside}, {w['tw']}"), fn.let(f"urem i64 {inside}, {w['tw']}")
+        if self.variant.is_row:
+            block, place = fn.let(f"udiv i64 {col}, {w['gap']}"), fn.let(f"urem i64 {col}, {w['gap']}")
+            return image, row, fn.add(fn.mul(fn.mul(block, 2), w["gap"]), place)
         return image, fn.mul(row, 2), fn.mul(col, 2)
 
     # --- V = Bt d B
@@ -109,18 +125,25 @@ class _Winograd:
             image, row, col = self._corner(fn.add(first, t.index))
             top, left = fn.let(f"sub i64 {row}, {w['top']}"), fn.let(f"sub i64 {col}, {w['left']}")
             base = fn.gep("float", self.x, fn.mul(image, w["x_n"]))
-            places = [self._place(base, fn.add(top, i), fn.add(left, j)) for i in range(4) for j in range(4)]
+            if self.variant.is_row:
+                places = [self._place(base, top, fn.add(left, fn.mul(w["gap"], j))) for j in range(4)]
+            else:
+                places = [self._place(base, fn.add(top, i), fn.add(left, j)) for i in range(4) for j in range(4)]
             to = fn.gep("float", "%scratch", fn.mul(t.index, BLOCK))
             block, step = fn.mul(w["tile_step"], BLOCK), fn.mul(w["tile_step"], w["cin"])
             with fn.loop(0, w["cin"], BLOCK) as k:
                 into = fn.gep("float", to, fn.mul(fn.let(f"udiv i64 {k.index}, {BLOCK}"), block))
                 with fn.loop(0, BLOCK, self.variant.tile.lanes) as c:
                     d = [self.one.load(fn.gep("float", place, fn.add(k.index, c.index))) for place in places]
-                    rows = [self._forward([d[4 * i + j] for i in range(4)]) for j in range(4)]
-                    for i in range(4):
-                        for j, value in enumerate(self._forward([rows[j][i] for j in range(4)])):
-                            at = fn.gep("float", fn.gep("float", into, fn.mul(step, 4 * i + j)), c.index)
-                            self.one.store(value, at)
+                    for number, value in enumerate(self._points_of(d)):
+                        self.one.store(value, fn.gep("float", fn.gep("float", into, fn.mul(step, number)), c.index))
+
+    def _points_of(self, d: list[str]) -> list[str]:
+        """Bt d B, or Bt d of a row."""
+        if self.variant.is_row:
+            return self._forward(d)
+        rows = [self._forward([d[4 * i + j] for i in range(4)]) for j in range(4)]
+        return [value for i in range(4) for value in self._forward([rows[j][i] for j in range(4)])]
 
     def _place(self, base: str, y: str, x: str) -> str:
         """The address of an input pixel, or of zeros where it lies outside."""
@@ -142,7 +165,7 @@ class _Winograd:
     # --- M = V U
 
     def _point(self, packed: str, products: str, point: str, count: str) -> None:
-        """The products of one of the 16 points: M[point][tile][columns] of all tiles of the item."""
+        """The products of one of the points: M[point][tile][columns] of all tiles of the item."""
         fn, w, tile = self.fn, self.words, self.variant.tile
         weights = fn.gep("float", packed, fn.mul(fn.mul(point, w["cin"]), tile.columns))
         values = fn.gep("float", "%scratch", fn.mul(fn.mul(point, w["tile_step"]), w["cin"]))
@@ -180,18 +203,28 @@ class _Winograd:
             at = fn.gep("float", products, fn.mul(t.index, tile.columns))
             with fn.loop(0, tile.columns, tile.lanes) as j:
                 m = [
-                    self.one.load(fn.gep("float", fn.gep("float", at, fn.mul(step, i)), j.index)) for i in range(POINTS)
+                    self.one.load(fn.gep("float", fn.gep("float", at, fn.mul(step, i)), j.index))
+                    for i in range(self.variant.points)
                 ]
-                rows = [self._backward([m[4 * i + k] for i in range(4)]) for k in range(4)]
-                made = [value for i in range(2) for value in self._backward([rows[k][i] for k in range(4)])]
+                made = self._results_of(m)
                 self.finite.note(made)
                 for number, value in enumerate(made):
                     self._store(value, image, (row, col), number, fn.add(column, j.index))
 
+    def _results_of(self, m: list[str]) -> list[str]:
+        """At M A, or At m of a row."""
+        if self.variant.is_row:
+            return self._backward(m)
+        rows = [self._backward([m[4 * i + k] for i in range(4)]) for k in range(4)]
+        return [value for i in range(2) for value in self._backward([rows[k][i] for k in range(4)])]
+
     def _store(self, value: str, image: str, corner: tuple[str, str], number: int, column: str) -> None:
-        """Store one of the four results of a tile where it lies inside the image."""
+        """Store one of the results of a tile where it lies inside the image."""
         fn, w = self.fn, self.words
-        y, x = fn.add(corner[0], number // 2), fn.add(corner[1], number % 2)
+        if self.variant.is_row:
+            y, x = corner[0], fn.add(corner[1], fn.mul(w["gap"], number))
+        else:
+            y, x = fn.add(corner[0], number // 2), fn.add(corner[1], number % 2)
         in_rows, in_cols = fn.let(f"icmp slt i64 {y}, {w['oh']}"), fn.let(f"icmp slt i64 {x}, {w['ow']}")
         with fn.when(fn.let(f"and i1 {in_rows}, {in_cols}")):
             pixel = fn.add(fn.mul(fn.add(fn.mul(image, w["oh"]), y), w["ow"]), x)

@@ -233,6 +233,7 @@ def _filtered(steps: Steps, sizes: Part, form: Part, groups: Part, columns: Part
         "dense": cout % filters.groups == 0,
         "depthwise": cin == 1,
         "winograd": window == [3, 3] and cout % filters.columns == 0,
+        "winograd_row": window == [1, 3] and cout % filters.columns == 0,
     }
     if not fits[kind]:
         raise sizes.bad("do not fit the form of the weight")
