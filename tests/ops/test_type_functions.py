@@ -1,4 +1,4 @@
-"""Type functions tell what eager gives, for all samples of the catalogue: of numbers, of free sizes without guards."""
+"""Type functions tell what eager gives, for all samples of the catalogue: of numbers, free sizes, unknown ones."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from smelt.ir import Arg, Graph, TensorType, TupleType, Type, Value
+from smelt.ir import UNKNOWN_DIM, Arg, Graph, TensorType, TupleType, Type, Value, fits
 from smelt.ir.sizes import Evaluation, Range, Size, Trace, UndecidedError, tracing
 from smelt.ops.catalogue import CATALOGUE
 from smelt.ops.convert import from_torch, type_of
 from smelt.ops.meta import CannotRun, static_outcome
 from smelt.ops.record import OpRecord, Sample
 from smelt.ops.registry import normalize, overload
-from smelt.ops.shapes.calls import map_dims
+from smelt.ops.shapes.calls import infer_of_unknown, map_dims
 from smelt.ops.shapes.symbolic import CannotTell, has_type_function, infer_ruled
 
 NAMES = [record.name for record in CATALOGUE if has_type_function(record.name)]
@@ -128,3 +128,31 @@ def test_of_free_sizes_that_happen_to_be_equal_nothing_is_concluded(name: str) -
                     continue
                 wanted = list(wanted) if isinstance(wanted, (list, tuple)) else [wanted]
                 assert [_at(t, other) for t in _flat(found[0])] == [type_of(t) for t in wanted], sample
+
+
+def _unknown(type_: TensorType, mode: str) -> TensorType:
+    """A row-major type with all sizes, or the first one, unknown."""
+    if type_.strides is not None or not type_.shape:
+        return type_
+    left = () if mode == "all" else type_.shape[1:]
+    return TensorType(type_.dtype, (*[UNKNOWN_DIM] * (len(type_.shape) - len(left)), *left), None, type_.device)
+
+
+@pytest.mark.parametrize("mode", ["first", "all"])
+@pytest.mark.parametrize("name", NAMES)
+def test_unknown_sizes(name: str, mode: str) -> None:
+    """What is told holds of eager's results."""
+    record, graph = _RECORDS[name], Graph("g")
+
+    def arg(obj: Any) -> Arg:
+        if isinstance(obj, torch.Tensor):
+            return Value("x", _unknown(type_of(obj), mode), graph.body)
+        return tuple(map(arg, obj)) if isinstance(obj, (list, tuple)) else from_torch(obj)
+
+    for sample in record.samples():
+        positional, named = normalize(name, tuple(map(arg, sample.args)), {k: arg(a) for k, a in sample.kwargs.items()})
+        found = infer_of_unknown(name, positional, named, static_outcome)
+        if found is None:
+            continue
+        for told, given in zip(_flat(found), _eager(record, sample), strict=True):
+            assert fits(given, told), (sample, told, given)

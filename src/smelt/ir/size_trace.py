@@ -127,7 +127,10 @@ class LateCall:
 
 @dataclass(slots=True)
 class Trace:
-    """See the module's head. `replay`: decisions of an earlier trace, taken instead of the sizes at hand."""
+    """See the module's head. `replay`: decisions of an earlier trace, taken instead of the sizes at hand.
+
+    unknown: atoms of which nobody will know more than their ranges: what an operator demands of them is taken to hold.
+    """
 
     replay: Mapping[str, Any] | None = None
     atoms: list[Atom] = field(default_factory=list)
@@ -141,6 +144,7 @@ class Trace:
     is_open: bool = True
     blind_depth: int = 0
     is_fixed: bool = False
+    unknown: set[int] = field(default_factory=set)
     call_ids: dict[Any, int] = field(default_factory=dict)
     _ids: dict[Any, int] = field(default_factory=dict)
     _texts: dict[Any, str] = field(default_factory=dict)

@@ -45,9 +45,10 @@ from smelt.ir.size_numbers import MARK, Size, SizeFloat
 from smelt.ir.size_trace import INFINITY, Bounds, Guard, Range, SizeLeak, Symbol, Trace, UndecidedError, evaluating
 
 __all__ = [
-    "MARK", "Evaluation", "Guard", "Range", "Size", "SizeFloat", "SizeLeak", "Trace", "UndecidedError", "blind",
-    "ceil_div", "chosen", "current_trace", "equals", "evaluating", "expression", "is_less", "is_one", "is_symbolic",
-    "is_whole", "late", "late_float", "size_max", "size_min", "to_words", "tracing", "value",
+    "MARK", "Evaluation", "Guard", "Range", "Size", "SizeFloat", "SizeLeak", "Trace", "UndecidedError", "agree",
+    "blind", "ceil_div", "chosen", "current_trace", "equals", "evaluating", "expression", "is_less", "is_one",
+    "is_symbolic", "is_unknown", "is_whole", "late", "late_float", "size_max", "size_min", "to_words", "tracing",
+    "value",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -127,6 +128,16 @@ def is_one(size: int) -> bool:
 def equals(a: int, b: int) -> bool:
     """a == b, where False is right, if more general, for sizes that may differ."""
     return _surely(a - b) if type(a) is Size or type(b) is Size else a == b
+
+
+def is_unknown(size: int) -> bool:
+    """Whether a size is of a symbol that stands for a size of which nothing is known."""
+    return type(size) is Size and not size.trace.unknown.isdisjoint(terms.atoms_of(size.poly))
+
+
+def agree(a: int, b: int) -> bool:
+    """a == b, where an operator demands it: of a size of which nothing is known it is taken to hold."""
+    return is_unknown(a) or is_unknown(b) or a == b
 
 
 def is_less(a: int, b: int) -> bool:

@@ -20,6 +20,7 @@ from smelt.ops.python.python_ops import NAMESPACES, infer_python
 from smelt.ops.python.scalar_reads import scalar_read
 from smelt.ops.registry import arguments_of, schema_of, tags_of
 from smelt.ops.shapes.calls import infer_of_unknown, open_call
+from smelt.ops.unknown_kinds import infer_kinds
 from smelt.ops.unknown_sizes import infer_unknown, is_static_call
 
 
@@ -56,6 +57,13 @@ def infer(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg] | None = None)
             return ruled
         return infer_unknown(op, args, named, (_infer_quick, _infer_static))
     return _infer_static(op, args, named)
+
+
+def infer_unranked(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple[Type, ...]:
+    """The same where ranks and element types of operands may be unknown, too: what the schema says, where these do not
+    tell.
+    """
+    return infer_kinds(op, args, kwargs, infer)
 
 
 def _any_float(arg: Arg) -> Arg:

@@ -38,9 +38,9 @@ _VIEWS = frozenset(("aten.view.default", "aten.reshape.default"))
 """Views of which torch's kernels without data ask more than the view does."""
 
 
-def has_rule(name: str) -> bool:
-    """Whether there may be a rule for an operator."""
-    return name in _OWN or name in _VIEWS or has_type_function(name)
+def has_rule(name: str, trace: CaptureTrace | None) -> bool:
+    """Whether there may be a rule for an operator, and torch's kernel is not sooner done."""
+    return has_type_function(name) or (trace is not None and (name in _OWN or name in _VIEWS))
 
 
 def by_rule(
@@ -57,7 +57,7 @@ def by_rule(
         return own(fakes, args, kwargs)
     try:
         with nullcontext() if trace is None else trace.without_guards():
-            told = _told(name, args, kwargs)
+            told = _told(trace, name, args, kwargs)
     except (CannotTell, CannotRun, UndecidedError, SizeLeak, InternalError, TypeError, IndexError):
         return None
     if isinstance(told, Layout):
@@ -66,12 +66,14 @@ def by_rule(
     return None if not made or None in made else made[0] if len(made) == 1 else tuple(made)
 
 
-def _told(name: str, args: Sequence[Any], kwargs: dict[str, object]) -> Layout | list[TensorType] | None:
+def _told(
+    trace: CaptureTrace | None, name: str, args: Sequence[Any], kwargs: dict[str, object]
+) -> Layout | list[TensorType] | None:
     """How the view lies that an operator gives, or the types of results that have memory of their own."""
     if any(t.is_neg() or (t.dtype.is_complex and t.is_conj()) for t in tensors_in((*args, *kwargs.values()))):
         return None
     arguments, named, _ = typed_call(args, kwargs)
-    if name in _VIEWS:
+    if name in _VIEWS and trace is not None:
         layouts = ruled_view(name, arguments, named, type_of, 0)
         if layouts is not None:
             return layouts[0] if _are_sizes(layouts[0].sizes) else None

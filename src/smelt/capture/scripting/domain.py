@@ -28,7 +28,6 @@ from smelt.capture.scripting.values.sequences import (
     of_tuples,
     tells_tuples,
 )
-from smelt.capture.scripting.values.types import TENSOR, is_known
 from smelt.capture.staging.fakes.fake_tensors import FakeRecorder
 from smelt.capture.staging.fakes.symbols import (
     DEAD,
@@ -66,6 +65,7 @@ from smelt.ir import (
 )
 from smelt.ops.convert import dtype_to_torch, from_torch
 from smelt.ops.python.python_ops import ATTEMPT_KEYWORDS, infer_python, python_op
+from smelt.ops.unknown_kinds import TENSOR, is_known
 
 if TYPE_CHECKING:
     from smelt.capture.scripting.functions import Functions

@@ -20,7 +20,6 @@ from smelt.capture.recording.build import no_argument
 from smelt.capture.recording.opinfo import METADATA, OpInfo, op_info, targets_of
 from smelt.capture.recording.recorder import _CONSTANT_MAKERS
 from smelt.capture.recording.tensor_slots import Family, Slot, slot_type
-from smelt.capture.scripting.values.types import infer_by_samples
 from smelt.capture.staging.fakes.fake_tensors import CHANGING_METADATA, FakeRecorder, give_back
 from smelt.capture.staging.fakes.overlaps import check_overlap
 from smelt.capture.staging.fakes.raising import OF_ALL_ELEMENTS
@@ -46,6 +45,7 @@ from smelt.ir import (
 from smelt.ops.convert import from_torch, type_of
 from smelt.ops.meta import COPYING
 from smelt.ops.registry import tags_of
+from smelt.ops.typing import infer_unranked
 
 if TYPE_CHECKING:
     from smelt.capture.scripting.domain import Open
@@ -363,7 +363,7 @@ class OpenOperators:
         arguments = [self._argument(info, a, values) for a in noted]
         keywords = {k: self._argument(info, v, values) for k, v in named.items()}
         with unseen():
-            return infer_by_samples(info.name, arguments, keywords), None
+            return infer_unranked(info.name, arguments, keywords), None
 
     def _in_brackets(self, info: OpInfo, noted: Sequence[Any]) -> dict[str, int]:
         """Whether an operator is the `select` of an index in brackets, and how many numbers stand before it there."""

@@ -20,7 +20,6 @@ from smelt.capture.scripting.marking import mark
 from smelt.capture.scripting.own_errors import codes_of, note_error
 from smelt.capture.scripting.values import tensors
 from smelt.capture.scripting.values.sequences import OpenTuple, PlainShape, ShapeObject, Spread
-from smelt.capture.scripting.values.types import TENSOR
 from smelt.capture.staging.fakes.symbols import StagedObject, class_of, is_staged, slot_of
 from smelt.capture.staging.flow import choices
 from smelt.capture.staging.flow.branches import branch
@@ -30,6 +29,7 @@ from smelt.capture.staging.flow.iterables import StagedSequence
 from smelt.capture.staging.flow.merge import check_told_apart
 from smelt.ir import ANY, BOOL, COMPLEX, FLOAT, INT, STR, DictType, DType, ListType, OptionalType, TupleType
 from smelt.ir.python_operators import BY_SYMBOL, UNARY_BY_SYMBOL
+from smelt.ops.unknown_kinds import TENSOR
 
 _PLAIN = PlainRuntime()
 # Classes of which equal values may be one object or two.

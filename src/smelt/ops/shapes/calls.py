@@ -16,7 +16,7 @@ from typing import Any
 
 from smelt.ir import INT, Arg, ListType, OptionalType, TensorType, TupleType, Type, Value, map_values, values_in
 from smelt.ir.dims import UNKNOWN_DIM, Dim, Sym, SymExpr, dim_of, size_of, symbols
-from smelt.ir.size_trace import Trace
+from smelt.ir.size_trace import Symbol, Trace
 from smelt.ir.sizes import Range, Size, SizeLeak, UndecidedError, current_trace, size_max, size_min, tracing
 from smelt.ops.shapes.symbolic import LIKE_SELF, Ask, CannotTell, Found, TypeOf, infer_ruled, infer_symbolic, is_apart
 
@@ -126,6 +126,7 @@ def infer_of_unknown(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], as
     names = [*sorted(frozenset().union(*map(_names, tensors))), *(f"_{i}" for i in range(count))]
     sizes = {name: (_AT_HAND[0] + i, Range(1 if name[0] == "_" else 2)) for i, name in enumerate(names)}
     with tracing(sizes) as trace, trace.without_guards():
+        trace.unknown = {i for i, atom in enumerate(trace.atoms) if isinstance(atom, Symbol) and atom.name[0] == "_"}
         unknown = (trace.symbols[f"_{i}"] for i in range(count))
         supposed = {
             v: map_dims(v.type, lambda dim: next(unknown) if _is_unknown(dim) else size_of(dim, trace.symbols))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from smelt.ir.sizes import agree, is_unknown
 from smelt.ops.registry import tags_of
 from smelt.ops.shapes.views import Call, resolved
 
@@ -36,6 +37,8 @@ def _joint(a: int, b: int) -> int | None:
         return a
     if type(a) is int and a == 1:
         return b
+    if is_unknown(a) or is_unknown(b):
+        return b if is_unknown(a) else a
     if a == b:
         return a if type(a) is int else b
     if a == 1:
@@ -60,7 +63,7 @@ def _pointwise(call: Call) -> list[Sizes] | None:
 
 def _linear(call: Call) -> list[Sizes] | None:
     x, weight = sizes_of(call["input"]), sizes_of(call["weight"])
-    if not x or not weight or x[-1] != weight[-1]:
+    if not x or not weight or not agree(x[-1], weight[-1]):
         return None
     return [(*x[:-1], *weight[:-1])]
 
@@ -70,7 +73,7 @@ def _matmul(call: Call) -> list[Sizes] | None:
         sizes_of(call["self"]),
         sizes_of(call.get("other", call.get("mat2", call.get("vec", call.get("tensor"))))),
     )
-    if not left or not right or left[-1] != right[-2 if len(right) > 1 else 0]:
+    if not left or not right or not agree(left[-1], right[-2 if len(right) > 1 else 0]):
         return None
     lead = broadcast(left[:-2], right[:-2])
     return None if lead is None else [(*lead, *left[-2:-1], *(right[-1:] if len(right) > 1 else ()))]
@@ -89,7 +92,7 @@ def _product(first: str, second: str) -> Rule:
 
 def _bmm(call: Call) -> list[Sizes] | None:
     left, right = sizes_of(call["self"]), sizes_of(call["mat2"])
-    if left is None or right is None or left[0] != right[0]:
+    if left is None or right is None or not agree(left[0], right[0]):
         return None
     return _matmul(call)
 
@@ -112,17 +115,18 @@ def _cat(call: Call) -> list[Sizes] | None:
     total = first[dim]
     for shape in others:
         if len(shape) != len(first) or any(
-            d != dim and a != b for d, (a, b) in enumerate(zip(first, shape, strict=True))
+            d != dim and not agree(a, b) for d, (a, b) in enumerate(zip(first, shape, strict=True))
         ):
             return None
         total = total + shape[dim]
+        first = tuple(b if is_unknown(a) else a for a, b in zip(first, shape, strict=True))
     return [(*first[:dim], total, *first[dim + 1 :])]
 
 
 def _stack(call: Call) -> list[Sizes] | None:
     shapes = [sizes_of(t) for t in call["tensors"]]
     first = shapes[0]
-    if first is None or any(shape != first for shape in shapes[1:]):
+    if first is None or not all(_agree(shape, first) for shape in shapes[1:]):
         return None
     dim = _dim(call["dim"], len(first) + 1)
     if dim is None:
@@ -133,7 +137,7 @@ def _stack(call: Call) -> list[Sizes] | None:
 def _windows(size: int, width: int, step: int, pad: int, gap: int, *, ceil: bool = False) -> int | None:
     """How many windows there are along a dimension; None where not even one fits."""
     span = size + 2 * pad - gap * (width - 1) - 1
-    if span < 0:
+    if not is_unknown(span) and span < 0:
         return None
     if not ceil:
         return span // step + 1
@@ -152,7 +156,7 @@ def _convolution(call: Call) -> list[Sizes] | None:
         return None
     n = len(weight) - 2
     lead = image[: len(image) - n - 1]
-    if image[-n - 1] != weight[1] * call["groups"]:
+    if not agree(image[-n - 1], weight[1] * call["groups"]):
         return None
     padding = call["padding"]
     steps, gaps = _per_axis(call["stride"], n), _per_axis(call["dilation"], n)
@@ -260,6 +264,10 @@ def _flattened(call: Call) -> list[Sizes] | None:
     return [(*sizes[:start], merged, *sizes[end + 1 :])]
 
 
+def _agree(sizes: Sizes | None, others: Sizes) -> bool:
+    return sizes is not None and len(sizes) == len(others) and all(map(agree, sizes, others))
+
+
 def _along(call: Call) -> list[Sizes] | None:
     sizes = sizes_of(call["self"])
     return None if sizes is None or _dim(call["dim"], max(len(sizes), 1)) is None else [sizes]
@@ -269,9 +277,9 @@ def _layer_norm(call: Call) -> list[Sizes] | None:
     """Of the whole tail of sizes that is normalised; what scales it has that tail's sizes."""
     sizes, tail = sizes_of(call["input"]), tuple(call["normalized_shape"])
     scales = [sizes_of(call[name]) for name in ("weight", "bias") if call.get(name) is not None]
-    if sizes is None or not tail or not all(s == tail for s in (sizes[len(sizes) - len(tail) :], *scales)):
+    if sizes is None or not tail or not all(_agree(s, tail) for s in (sizes[len(sizes) - len(tail) :], *scales)):
         return None
-    return [sizes]
+    return [(*sizes[: len(sizes) - len(tail)], *tail)]
 
 
 SOFTMAX = ("softmax.int", "log_softmax.int")

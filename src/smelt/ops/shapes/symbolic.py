@@ -115,9 +115,9 @@ def infer_ruled(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], type_of
 def has_type_function(op: str) -> bool:
     """Whether a type function may tell all of an operator that gives memory of its own."""
     record = record_of(op)
-    if record is None or record.alias == "view":
+    if record is None or record.alias != "fresh":
         return False
-    is_iterated = record.alias == "fresh" and "pointwise" in tags_of(op) and op not in _NOT_ITERATED
+    is_iterated = "pointwise" in tags_of(op) and op not in _NOT_ITERATED
     return is_iterated or op in ROW_MAJOR_OF or _is_recorded(record)
 
 
@@ -216,7 +216,7 @@ def _element_by_element(
         return None
     dtype, layouts = iterated_as
     shares: tuple[frozenset[Value], ...] = (frozenset(),)
-    if keeps_dtype(op, dtype):
+    if keeps_dtype(op, dtype) and not any(isinstance(arg, str) for arg in kwargs.values()):
         result: Type = next(arg.type for arg in call.values() if isinstance(arg, _Typed))
     else:
         numbers = [_usual(a) for a in args], {name: _usual(a) for name, a in kwargs.items()}

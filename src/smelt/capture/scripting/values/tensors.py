@@ -18,10 +18,10 @@ from smelt._torch.seen.record_patches import Getter, Patches
 from smelt.capture.scripting.domain import Open
 from smelt.capture.scripting.putting import put
 from smelt.capture.scripting.values.sequences import OpenTuple, PlainShape
-from smelt.capture.scripting.values.types import POSITIONS, is_known
 from smelt.capture.staging import current
 from smelt.capture.staging.fakes.symbols import StagedObject, is_staged, slot_of, wrap
 from smelt.ir import ANY, BOOL, COMPLEX, FLOAT, INT, DType, ListType, TensorType
+from smelt.ops.unknown_kinds import POSITIONS, is_known
 
 _patches = Patches()
 _READ = ("dtype", "device", "layout", "requires_grad", "is_cuda", "is_leaf", "itemsize", "nbytes")

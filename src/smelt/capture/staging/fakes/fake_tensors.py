@@ -568,7 +568,7 @@ class FakeRecorder(Recorder):
         return other
 
     def _by_rule(self, info: OpInfo, args: list[Any], kwargs: OpKwargs) -> Any:
-        if not has_rule(info.name) or (self.session.size_trace is None and info.name not in TURNS):
+        if not has_rule(info.name, self.session.size_trace):
             return None
         with unseen():
             found = by_rule(self.fakes, self.session.size_trace, info.name, args, kwargs)

@@ -1,8 +1,8 @@
 """The types of an operator's results where ranks or element types of operands are unknown, too.
 
-The operator is asked, on tensors without data, for a few of the types that may stand there. What all answers share is
-kept: the element type, and the rank where several ranks were tried. Answers are kept by operator, operand types and
-literals.
+The last rung of `typing` for these: the operator is asked, on tensors without data, for a few of the types that may
+stand there. What all answers share is kept: the element type, and the rank where several ranks were tried. Answers are
+kept by operator, operand types and literals.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from smelt.ir import (
 )
 from smelt.ops.meta import CannotRun, Operand, call_key, meta_outcome
 from smelt.ops.registry import schema_of
-from smelt.ops.typing import infer
+from smelt.ops.unknown_sizes import Infer
 
 TENSOR = TensorType(DType.UNKNOWN, None)
 _LIST = ListType(INT)
@@ -50,14 +50,17 @@ _OF_MATRICES = frozenset((
 ))  # fmt: skip
 
 
-def infer_by_samples(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple[Type, ...]:
-    """One type per result, as far as these operands tell. An operator that all of them refuse may give anything."""
+def infer_kinds(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], infer: Infer) -> tuple[Type, ...]:
+    """One type per result, as far as these operands tell. An operator that all of them refuse may give anything.
+
+    infer: tells the types where those of the operands are known.
+    """
     key, _ = call_key(args, kwargs)
-    return _infer(op, key)
+    return _infer(op, key, infer)
 
 
 @lru_cache(maxsize=8192)
-def _infer(op: str, key: object) -> tuple[Type, ...]:
+def _infer(op: str, key: object, infer: Infer) -> tuple[Type, ...]:
     args, kwargs = _call_of(key)
     if op in _SHAPED_BY_DATA:
         return _declared(op, (_SHAPED_BY_DATA[op],))
