@@ -13,9 +13,10 @@ from smelt.ir import Graph, Node, parse
 from smelt.ops.convert import type_of
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import evaluate
+from smelt.ops.shapes.pointwise import is_dense
+from smelt.ops.shapes.views import Layout
 from smelt.passes.manager import compare, observe, run_passes
 from smelt.passes.mutation.functionalize import functionalize
-from smelt.passes.mutation.placed_views import is_dense
 
 LAYOUTS: tuple[Callable[[], torch.Tensor], ...] = (
     lambda: torch.randn(24),
@@ -233,4 +234,4 @@ def test_memory_with_gaps_stays_in_place() -> None:
 )  # fmt: skip
 def test_dense(type_: str, expected: bool) -> None:
     (value,) = parse(f"graph f(%x: {type_}) -> {type_} {{\nreturn %x\n}}").body.params
-    assert is_dense(value.type) is expected
+    assert is_dense(Layout.of(value.type)) is expected

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Literal, TypeAlias
 
 from smelt.ir.dims import Dim, is_static, symbols
@@ -112,10 +113,7 @@ class TensorType:
     @property
     def numel(self) -> int:
         """The number of elements of a static type."""
-        n = 1
-        for size in self.sizes:
-            n *= size
-        return n
+        return prod(self.sizes)
 
     @property
     def nbytes(self) -> int:

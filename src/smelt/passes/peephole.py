@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from smelt.diag import SmeltError
 from smelt.ir import Arg, Graph, Node, Region, TensorType, Value
-from smelt.ops.catalogue.views import view_strides
 from smelt.ops.effects import alias_of, aliases
 from smelt.ops.record import Trait
 from smelt.ops.sets import where
+from smelt.ops.shapes.views import Layout, seen_as
 from smelt.ops.typing import infer
 from smelt.passes.base import Pass, PassContext, call_of, can_erase
 from smelt.passes.mutation.returned import WHOLE_VIEWS, is_returned
@@ -82,7 +82,7 @@ def _merge_views(rewriter: Rewriter, match: Match) -> Arg | None:
     base, kind = match.value("x"), match.root.result.type
     if not (isinstance(base.type, TensorType) and isinstance(kind, TensorType)):
         return None
-    if not (base.type.is_static and kind.is_static) or view_strides(base.type, kind.sizes) != kind.steps:
+    if not (base.type.is_static and kind.is_static) or seen_as(Layout.of(base.type), kind.sizes) != kind.steps:
         return None
     made = rewriter.builder.add("aten.view.default", (base, kind.sizes), (kind,))
     rewriter.adopt(made)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import Any, TypeAlias
 
 from smelt.codegen.fusion.index import (
@@ -600,11 +601,11 @@ class Pull:
 
     def index_of_root(self, shape: Sequence[int], first: tuple[Sequence[int], Idx]) -> Idx:
         """The index of a second stored value: over all loops where it is as large as the first, else the outer."""
-        numel, whole = _numel(shape), _numel(first[0])
+        numel, whole = prod(shape), prod(first[0])
         if equals(numel, whole):
             return reshaped(first[1], first[0], shape, self.sizes)
         outer = self.outer
-        if self.inner is None or not equals(numel, _numel([self.sizes[loop] for loop in outer])):
+        if self.inner is None or not equals(numel, prod(self.sizes[loop] for loop in outer)):
             raise Unfusible("the values that are stored have sizes of their own")
         return unravelled(self._over(outer), shape, self.sizes)
 
@@ -612,13 +613,6 @@ class Pull:
 def _covers(reach: int, size: int) -> bool:
     """Whether loops that reach so far hold a dimension of a size: no fewer turns, or a multiple if all is known."""
     return is_whole(reach, size) if is_symbolic(reach) or is_symbolic(size) else reach >= size
-
-
-def _numel(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _key(expr: Expr) -> Hashable:

@@ -23,6 +23,7 @@ from smelt.ops.record import (
 )
 from smelt.ops.samples import fixed, floats, ints, strided
 from smelt.ops.shapes.results import broadcast
+from smelt.ops.shapes.views import Layout, is_row_major, resolved, seen_as
 
 
 def _view(name: str, samples: Samples, oracle: str = "", alias: Alias = "view", **more: object) -> OpRecord:
@@ -42,46 +43,6 @@ def _calls(*calls: tuple[object, ...]) -> Samples:
     return made
 
 
-def view_strides(kind: TensorType, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The strides with which a tensor can be seen in other sizes without a copy, or None.
-
-    Source: the rule of `Tensor.view`: each group of dimensions that lie one behind the other in memory is regrouped.
-    """
-    if kind.numel == 0:
-        return TensorType.of(kind.dtype, sizes).steps
-    old = [(size, step) for size, step in zip(kind.sizes, kind.steps, strict=True) if size != 1]
-    steps = [0] * len(sizes)
-    position = len(sizes) - 1
-    chunk = 1
-    base = old[-1][1] if old else 1
-    for i in range(len(old) - 1, -1, -1):
-        size, step = old[i]
-        chunk *= size
-        if i > 0 and old[i - 1][1] == size * step:
-            continue
-        done = 1
-        while position >= 0 and (done < chunk or sizes[position] == 1):
-            steps[position] = done * base
-            done *= sizes[position]
-            position -= 1
-        if done != chunk:
-            return None
-        if i > 0:
-            chunk, base = 1, old[i - 1][1]
-    while position >= 0 and not old:
-        steps[position] = 1
-        position -= 1
-    return tuple(steps) if position < 0 else None
-
-
-def _resolved(sizes: tuple[int, ...], numel: int) -> tuple[int, ...]:
-    """Sizes with -1 replaced by what is left."""
-    known = 1
-    for size in sizes:
-        known *= size if size != -1 else 1
-    return tuple(numel // known if size == -1 and known else size for size in sizes)
-
-
 def _said_sizes(call: Call) -> tuple[Type, ...] | None:
     """The type that a reshape to sizes that are all numbers has, whatever sizes its operand has."""
     x, sizes = call["self"].type, call.get("size", call.get("shape"))
@@ -96,11 +57,11 @@ def _lower_reshape(b: Emitter, call: Call) -> Arg:
     """A view where strides allow, else a contiguous copy seen in the new sizes."""
     x, sizes = call["self"], call["shape"]
     kind = tensor_type(x)
-    resolved = _resolved(sizes, kind.numel)
-    if view_strides(kind, resolved) is not None:
-        return b.call("aten.view.default", x, resolved)
+    wanted = resolved(sizes, kind.numel) or sizes
+    if seen_as(Layout.of(kind), wanted) is not None:
+        return b.call("aten.view.default", x, wanted)
     copied = b.call("aten.clone.default", x, memory_format=MemoryFormat("contiguous_format"))
-    return b.call("aten.view.default", copied, resolved)
+    return b.call("aten.view.default", copied, wanted)
 
 
 def _lower_flatten(b: Emitter, call: Call) -> Arg:
@@ -120,7 +81,7 @@ def _lower_flatten(b: Emitter, call: Call) -> Arg:
 def _lower_unflatten(b: Emitter, call: Call) -> Arg:
     kind = tensor_type(call["self"])
     dim = call["dim"] % len(kind.sizes)
-    sizes = _resolved(call["sizes"], kind.sizes[dim])
+    sizes = resolved(call["sizes"], kind.sizes[dim]) or call["sizes"]
     return b.call("aten.view.default", call["self"], (*kind.sizes[:dim], *sizes, *kind.sizes[dim + 1 :]))
 
 
@@ -225,22 +186,10 @@ def _lower_meshgrid(b: Emitter, call: Call) -> tuple[Value, ...] | None:
 
 def _lower_contiguous(b: Emitter, call: Call) -> Arg | None:
     kind = tensor_type(call["self"])
-    if call["memory_format"] != MemoryFormat("contiguous_format") or is_contiguous(kind):
+    is_plain = kind.strides is None or (kind.is_static and is_row_major(Layout.of(kind)))
+    if call["memory_format"] != MemoryFormat("contiguous_format") or is_plain:
         return None
     return b.call("aten.clone.default", call["self"], memory_format=call["memory_format"])
-
-
-def is_contiguous(kind: TensorType) -> bool:
-    """Whether elements lie in row-major order without gaps; strides of sizes 1 do not matter."""
-    if not kind.is_static:
-        return kind.strides is None
-    expected = 1
-    for size, step in zip(reversed(kind.sizes), reversed(kind.steps), strict=True):
-        if size != 1:
-            if step != expected and kind.numel:
-                return False
-            expected *= size
-    return True
 
 
 def _tos(*calls: tuple[object, ...]) -> Samples:

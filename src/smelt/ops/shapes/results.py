@@ -7,6 +7,7 @@ The rest of a result (its dtype, how it lies) is told by `whole`, or found by tr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -244,10 +245,7 @@ def _reshaped(call: Call) -> list[Sizes] | None:
     wanted = call.get("shape") or sizes_of(call.get("other"))
     if sizes is None or wanted is None:
         return None
-    count = 1
-    for size in sizes:
-        count *= size
-    made = resolved(wanted, count)
+    made = resolved(wanted, prod(sizes))
     return None if made is None else [made]
 
 
@@ -258,10 +256,7 @@ def _flattened(call: Call) -> list[Sizes] | None:
     start, end = (_dim(call[name], len(sizes)) for name in ("start_dim", "end_dim"))
     if start is None or end is None or start > end:
         return None
-    merged = 1
-    for size in sizes[start : end + 1]:
-        merged *= size
-    return [(*sizes[:start], merged, *sizes[end + 1 :])]
+    return [(*sizes[:start], prod(sizes[start : end + 1]), *sizes[end + 1 :])]
 
 
 def _agree(sizes: Sizes | None, others: Sizes) -> bool:

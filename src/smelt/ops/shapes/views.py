@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from smelt.ir import MemoryFormat
+from smelt.ir import MemoryFormat, TensorType
 from smelt.ir.sizes import equals
 
 # What is longer than any tensor: the end that torch writes where none is given.
@@ -26,6 +27,11 @@ class Layout:
     strides: tuple[int, ...]
     offset: int = 0
 
+    @staticmethod
+    def of(type_: TensorType) -> Layout:
+        """How a tensor of a static type lies."""
+        return Layout(type_.sizes, type_.steps)
+
     @property
     def rank(self) -> int:
         """The number of dimensions."""
@@ -38,10 +44,7 @@ Rule: TypeAlias = Callable[[Layout, Call], "list[Layout] | None"]
 
 def numel(sizes: Iterable[int]) -> int:
     """The number of elements."""
-    count = 1
-    for size in sizes:
-        count *= size
-    return count
+    return prod(sizes)
 
 
 def row_major(sizes: Sequence[int]) -> tuple[int, ...]:

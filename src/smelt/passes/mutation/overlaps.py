@@ -17,8 +17,10 @@ from smelt.ops.effects import effects
 from smelt.ops.record import Trait
 from smelt.ops.registry import overload, schema_of
 from smelt.ops.sets import is_by_elements, where
+from smelt.ops.shapes.pointwise import is_dense
+from smelt.ops.shapes.views import Layout
 from smelt.passes.mutation.parents import parent_of
-from smelt.passes.mutation.placed_views import is_dense, is_placed
+from smelt.passes.mutation.placed_views import is_placed
 
 _MOST_PLACES = 1 << 20
 # Views in which no element has two places.
@@ -62,7 +64,7 @@ def _has_no_gaps(value: Value) -> bool:
     type_ = value.type
     if not isinstance(type_, TensorType) or type_.shape is None:
         return False
-    return type_.strides is None or (type_.is_static and is_dense(type_))
+    return type_.strides is None or (type_.is_static and is_dense(Layout.of(type_)))
 
 
 def _covers(value: Value, aliases: Aliases) -> bool:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from smelt.ir import Node, TensorType, Value
 from smelt.ops.lowering import GraphEmitter
+from smelt.ops.shapes.pointwise import is_dense
+from smelt.ops.shapes.views import Layout
 from smelt.passes.base import call_of
 
 AS_STRIDED = "aten.as_strided.default"
@@ -29,23 +31,13 @@ def can_place_again(node: Node) -> bool:
         return False
     if not (isinstance(base.type, TensorType) and _is_plain(base.type) and _is_plain(view)):
         return False
-    return base.type.dtype is view.dtype and is_dense(base.type) and _reach(view) <= base.type.numel
+    return base.type.dtype is view.dtype and is_dense(Layout.of(base.type)) and _reach(view) <= base.type.numel
 
 
 def placed(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
     """The operand with the view's elements replaced; an inverse as in `view_inverses`."""
     call = call_of(node)
     return b.call("aten.as_strided_scatter.default", whole, new, call["size"], call["stride"])
-
-
-def is_dense(type_: TensorType) -> bool:
-    """Whether a static tensor's elements lie side by side, in whatever order of dimensions."""
-    step = 1
-    for stride, size in sorted((t, n) for n, t in zip(type_.sizes, type_.steps, strict=True) if n != 1):
-        if stride != step:
-            return type_.numel == 0
-        step *= size
-    return True
 
 
 def _is_plain(type_: TensorType) -> bool:

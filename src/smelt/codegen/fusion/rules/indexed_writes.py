@@ -9,6 +9,7 @@ of a tensor that it writes to, it reads at the point that writes there, or nowhe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from smelt.codegen.fusion.index import Idx, Ix
 from smelt.codegen.fusion.pull import Pull
@@ -36,10 +37,7 @@ class Part:
     @property
     def numel(self) -> int:
         """Elements of the part."""
-        count = 1
-        for size in self.sizes:
-            count *= size
-        return count
+        return prod(self.sizes)
 
     def at(self, pull: Pull, idx: Idx) -> Idx:
         """The index in the whole of the element at an index of the part."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 
 from smelt._torch.storage import storage_key
 from smelt.codegen.lower.memory.sharing import returns_itself, view_source
-from smelt.ir import Arg, Node, TensorType, Value
+from smelt.ir import Arg, Node, TensorType, Value, contiguous_strides
 from smelt.ir.sizes import equals, is_one
 from smelt.ops.convert import dtype_to_torch, to_torch
 from smelt.ops.record import Trait
@@ -35,10 +36,7 @@ class Geometry:
     @property
     def numel(self) -> int:
         """Elements, counted once each index."""
-        count = 1
-        for size in self.sizes:
-            count *= size
-        return count
+        return prod(self.sizes)
 
     @property
     def extent(self) -> int:
@@ -50,10 +48,7 @@ class Geometry:
 
 def row_major(sizes: Sequence[int]) -> Geometry:
     """The geometry of a contiguous tensor."""
-    strides = [1] * len(sizes)
-    for i in range(len(sizes) - 2, -1, -1):
-        strides[i] = strides[i + 1] * max(sizes[i + 1], 1)
-    return Geometry(tuple(sizes), tuple(strides))
+    return Geometry(tuple(sizes), contiguous_strides(sizes))
 
 
 def is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:

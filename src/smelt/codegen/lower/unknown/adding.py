@@ -7,6 +7,8 @@ Invariant: sums are made in the order of the indices, as by torch; an index that
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 
 from smelt.codegen.llvm.isa import host_isa
@@ -148,7 +150,7 @@ def lower_index_add(ctx: Context, node: Node) -> bool:
         return False
     if any(equals(n, 0) for n in (*type_.sizes, *expected)):
         return False
-    outer, width = _product(type_.sizes[:at]), _product(type_.sizes[at + 1 :])
+    outer, width = prod(type_.sizes[:at]), prod(type_.sizes[at + 1 :])
     rows, count = type_.sizes[at], indices.sizes[0]
     blocks = ceil_div(width, _COLUMNS)
     buffers = [ctx.slot(value), ctx.slot(index), ctx.slot(source)]
@@ -179,13 +181,6 @@ class _Eager:
 
     def __call__(self, value: torch.Tensor, index: torch.Tensor, source: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(torch.index_add(value, self._dim, index, source))
-
-
-def _product(sizes: tuple[int, ...]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
 
 
 def _text(type_: str, add: str, index: str) -> str:

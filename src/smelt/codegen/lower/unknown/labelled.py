@@ -14,6 +14,7 @@ from smelt.codegen.lower.unknown.selecting import counts_of, tensor_of
 from smelt.codegen.lower.unknown.values import Count, Held, Refused, counted_alike, padded_or_value
 from smelt.ir import Arg, Node, TensorType, map_values
 from smelt.ops.catalogue.sharding import correspondences_of
+from smelt.ops.ranks.placements import Dim
 
 if TYPE_CHECKING:
     from smelt.codegen.lower.unknown.rewriting import Rewriting
@@ -28,10 +29,11 @@ def labelled(r: Rewriting, node: Node, call: Mapping[str, Arg]) -> Sequence[Held
     labels = next(iter(correspondences_of(made[0].node)), None)
     if labels is None or list(map(len, labels.operands)) != list(map(len, operands)):
         raise Refused("dimensions that have no labels")
+    cut = {dim.label for dims in labels.results for dim in dims if dim is not None and dim != Dim(dim.label)}
     counts: dict[str, Count | None] = {}
     for dims, counted in zip(labels.operands, operands, strict=True):
         for dim, count in zip(dims, counted, strict=True):
-            if dim is None or dim.label in labels.reduces:
+            if dim is None or dim.label in labels.reduces or dim.label in cut or dim != Dim(dim.label):
                 if count is not None:
                     raise Refused("rows, or sums, of unknown length")
             elif not counted_alike(counts.setdefault(dim.label, count), count):

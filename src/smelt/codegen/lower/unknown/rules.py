@@ -21,7 +21,6 @@ from smelt.codegen.lower.unknown.values import (
     Padded,
     Parts,
     Refused,
-    counted_alike,
     literal,
     padded_or_value,
     row_of,
@@ -211,18 +210,7 @@ def _joined(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     along = _counted_join(node, dim, held)
     if along is not None:
         return join_along(r, [h for h in held if isinstance(h, (Padded, Value))], along)
-    padded = [h for h in held if isinstance(h, Padded)]
-    if len(padded) < len(items) or not padded:
-        raise Refused("tensors of known sizes among others")
-    first = padded[0].counts
-    is_new = node.op == "aten.stack.default"
-    at = dim % (len(first) + is_new)
-    for one in padded:
-        same = all(counted_alike(a, b) for a, b in zip(one.counts, first, strict=True))
-        if not same or (not is_new and one.counts[at] is not None):
-            raise Refused("sizes that may differ")
-    made = r.emit(node.op, *_wholes(r, node.args), **_wholes_of(r, node.kwargs))
-    return [Padded(made, (*first[:at], None, *first[at:]) if is_new else first)]
+    return labelled(r, node, call)
 
 
 def _counted_join(node: Node, dim: int, held: Sequence[Held]) -> int | None:
