@@ -73,7 +73,8 @@ class Options:
         operators, may be compiled and timed; the rest is chosen by rule. `cache_dir` caches the choices.
     dtype: "bf16" computes the large f32 products of a program in bf16; everything else, and the dtypes of all results,
         stay unchanged (docs/decisions, bf16). "int8" computes linear layers over bytes, "int4" over weights of 4 bits,
-        as many of them as `max_error` allows (docs/decisions, few bits). "default" computes in the dtypes of the
+        as many of them as `max_error` allows (docs/decisions, few bits); on a GPU weights of that many bits, and
+        products of bf16. "default" computes in the dtypes of the
         program.
     max_error: with "int8" and "int4", the greatest error of an output: the root of the mean square of its difference
         to the program in f32, divided by the root of its own, on the inputs of the first call. None: 0.05 and 0.25.

@@ -7,7 +7,7 @@ Invariant: the same roundings as the nodes one by one: the product's element is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 from smelt.codegen.fusion.index import Unfusible
@@ -104,10 +104,16 @@ def _in_two_loops(expr: Expr, lets: dict[str, Expr], rows: Sequence[tuple[int, i
     return mapped(expr, written, at)
 
 
-def epilogue_nodes(product: Value, limit: Callable[[Node], bool] = lambda node: True, most: int = 12) -> list[Node]:
+def epilogue_nodes(
+    product: Value,
+    limit: Callable[[Node], bool] = lambda node: True,
+    most: int = 12,
+    also: Collection[str] = (),
+) -> list[Node]:
     """The chain of nodes behind a product of which each is the only user of the one before, and pointwise on it.
 
-    limit: whether a node may be taken (not claimed by others, no write in between).
+    limit: whether a node may be taken (not claimed by others, no write in between). also: operators beside
+    `EPILOGUE_OPS`.
     """
     found: list[Node] = []
     value = product
@@ -117,7 +123,7 @@ def epilogue_nodes(product: Value, limit: Callable[[Node], bool] = lambda node: 
             break
         node = users[0][0]
         result = node.results[0] if len(node.results) == 1 else None
-        if result is None or node.mode or node.op not in EPILOGUE_OPS or not limit(node):
+        if result is None or node.mode or not (node.op in EPILOGUE_OPS or node.op in also) or not limit(node):
             break
         if not all(isinstance(v.type, TensorType) for v in node.operands()):
             break

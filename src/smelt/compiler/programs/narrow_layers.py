@@ -21,6 +21,7 @@ import torch
 from smelt.analysis.dependence import Dependence, dependence, is_static
 from smelt.codegen.lower.result import Lookup
 from smelt.compiler.copies import copies_of
+from smelt.compiler.programs.few_bits_gpu import is_on_gpu, weight_only
 from smelt.compiler.programs.precision import output_errors, why_not_repeatable
 from smelt.diag import Options, SmeltError, SmeltWarning, user_level
 from smelt.ir import Arg, DType, Graph, Node, TensorType, Value
@@ -128,7 +129,10 @@ def with_layers(graph: Graph, options: Options, chosen: frozenset[int]) -> Graph
         operands = _operands(nodes[i])
         with rewriter.builder.at(nodes[i]):
             emit = emitter(rewriter)
-            result = emit.call(INT8, *operands) if options.dtype == "int8" else emit.call(INT4, *operands, GROUP)
+            if is_on_gpu(operands[0]):
+                result = weight_only(emit, options.dtype, *operands)
+            else:
+                result = emit.call(INT8, *operands) if options.dtype == "int8" else emit.call(INT4, *operands, GROUP)
         rewriter.replace_node(nodes[i], (result,))
         erase_dead(rewriter, [nodes[i]])
     return made
@@ -188,7 +192,9 @@ def _operands(node: Node) -> tuple[Any, Any, Arg]:
 
 def _is_f32(arg: Any) -> bool:
     type_ = arg.type if isinstance(arg, Value) else None
-    if not isinstance(type_, TensorType) or type_.shape is None or type_.device != "cpu":
+    if not isinstance(type_, TensorType) or type_.shape is None:
+        return False
+    if type_.device != "cpu" and not is_on_gpu(arg):
         return False
     return type_.dtype is DType.F32 and type_.layout == "strided"
 

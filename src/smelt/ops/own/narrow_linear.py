@@ -12,6 +12,11 @@ bits are is part of the operator's meaning:
            others are the nearest of -8..7 steps.
 
 A row that holds NaN or infinity becomes NaN in int8.
+
+On a GPU the weight alone has few bits, and the product is one of bf16, whose right operand is
+
+    narrow.bytes(%q, %scale)           i8[n, k], f32[n, 1] -> bf16[n, k]: q * scale
+    narrow.nibbles(%p, %step, 32)      u8[n, k / 2], bf16[n, k / 32] -> bf16[n, k]: (4 bits - 8) * step, even j low
 """
 
 from __future__ import annotations
@@ -20,10 +25,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from smelt.ir import Arg, TensorType, Type, Value
+from smelt.ir import Arg, DType, TensorType, Type, Value
 
 PREFIX = "narrow."
 INT8, INT4 = f"{PREFIX}int8", f"{PREFIX}int4"
+BYTES, NIBBLES = f"{PREFIX}bytes", f"{PREFIX}nibbles"
 GROUP = 32
 """Elements of a column with a scale of their own, in 4 bits."""
 MOST_TERMS = 1 << 16
@@ -33,7 +39,7 @@ _STEPS = 255.0
 _EXACT_TERMS = 512  # so many products of a step and a byte are summed exactly in f32, in whatever order
 _SHARE = torch.tensor(1.0 / _STEPS)
 _TINY = 1e-32
-_STEPS_OF_FEW = 8
+STEPS_OF_FEW = 8
 _CACHED = 1 << 17
 
 
@@ -73,10 +79,10 @@ def nibble_weight(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch
     groups = weight.reshape(weight.shape[0], -1, group)
     low, high = groups.aminmax(dim=2, keepdim=True)
     largest = torch.where(high < -low, low, high)
-    step = (largest / -_STEPS_OF_FEW).to(torch.bfloat16)
+    step = (largest / -STEPS_OF_FEW).to(torch.bfloat16)
     wide = step.float()
     steps = groups.div(torch.where(wide == 0, wide.new_ones(()), wide)).round_()
-    steps = steps.clamp_(-_STEPS_OF_FEW, _STEPS_OF_FEW - 1).to(torch.int8)
+    steps = steps.clamp_(-STEPS_OF_FEW, STEPS_OF_FEW - 1).to(torch.int8)
     return steps.view(weight.shape), step[:, :, 0]
 
 
@@ -111,7 +117,30 @@ def int4(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group
     return torch.nn.functional.linear(x, as_int4(weight, group), bias)
 
 
-RUNS: dict[str, Callable[..., torch.Tensor]] = {INT8: int8, INT4: int4}
+def wide_bytes(steps: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """`narrow.bytes` in torch."""
+    return (steps.float() * scale).to(torch.bfloat16)
+
+
+def wide_nibbles(packed: torch.Tensor, step: torch.Tensor, group: int) -> torch.Tensor:
+    """`narrow.nibbles` in torch."""
+    both = packed.float()
+    high = (both / 16).floor()
+    bits = torch.stack((both - 16 * high, high), -1).view(packed.shape[0], -1, group)
+    return ((bits - STEPS_OF_FEW) * step.float()[:, :, None]).to(torch.bfloat16).view(packed.shape[0], -1)
+
+
+RUNS: dict[str, Callable[..., torch.Tensor]] = {
+    INT8: int8, INT4: int4, BYTES: wide_bytes, NIBBLES: wide_nibbles,
+}  # fmt: skip
+
+
+def wide_type(args: Sequence[Arg]) -> tuple[Type, ...]:
+    """Of `narrow.bytes` and `narrow.nibbles`."""
+    given, scale = (arg.type for arg in args[:2] if isinstance(arg, Value))
+    assert isinstance(given, TensorType) and given.shape is not None and isinstance(scale, TensorType)
+    n, k = given.sizes
+    return (TensorType(DType.BF16, (n, k * 2 if len(args) > 2 else k), None, given.device),)
 
 
 def type_of(args: Sequence[Arg]) -> tuple[Type, ...]:

@@ -203,8 +203,10 @@ def _steps(name: str) -> PyOp:
 
 
 def _narrow(name: str, operands: int) -> PyOp:
-    """A linear layer over few bits."""
-    return PyOp(name, narrow_linear.RUNS[name], narrow_linear.type_of, _NEVER, operands, operands, is_fresh=True)
+    """A linear layer over few bits, or the weight of one."""
+    is_weight = name in (narrow_linear.BYTES, narrow_linear.NIBBLES)
+    type_of = narrow_linear.wide_type if is_weight else narrow_linear.type_of
+    return PyOp(name, narrow_linear.RUNS[name], type_of, _NEVER, operands, operands, is_fresh=True)
 
 
 NAMESPACES = ("py.", "dist.", recurrent_steps.PREFIX, narrow_linear.PREFIX)
@@ -301,6 +303,8 @@ PYTHON_OPS: tuple[PyOp, ...] = (
     *(_steps(name) for name in recurrent_steps.CELLS),
     _narrow(narrow_linear.INT8, 3),
     _narrow(narrow_linear.INT4, 4),
+    _narrow(narrow_linear.BYTES, 2),
+    _narrow(narrow_linear.NIBBLES, 3),
     PyOp("py.raised", _raised, types.always_str, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS),
     PyOp("py.attempt", _attempt, types.texts, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS | {"indexed"}),
 )  # fmt: skip

@@ -140,7 +140,8 @@ class _Narrowing:
 
 def _is(arg: Arg, dtype: DType) -> bool:
     kind = static_tensor(arg)
-    return kind is not None and kind.dtype is dtype and kind.numel > 0 and kind.device == "cpu"
+    on_device = kind is not None and (kind.device == "cpu" or kind.device.startswith("cuda"))
+    return kind is not None and kind.dtype is dtype and kind.numel > 0 and on_device
 
 
 def _as(type_: object, dtype: DType) -> TensorType | None:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from smelt.codegen.fusion.pull import Rule
-from smelt.codegen.fusion.rules import activations, creation, indexing, norms, reductions, views, windows
+from smelt.codegen.fusion.rules import activations, creation, indexing, narrow, norms, reductions, views, windows
 from smelt.codegen.fusion.rules.pointwise import POINTWISE, formula, unary
+from smelt.ops.own import narrow_linear
 
 
 def _all(rule: Rule, *names: str) -> dict[str, Rule]:
@@ -124,6 +125,9 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "aten.unfold.default": views.view_at(views.unfolded),
         **_all(views.idle, "aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default"),
         "unpack": views.unpacked,
+        # weights of few bits
+        narrow_linear.BYTES: narrow.of_bytes,
+        narrow_linear.NIBBLES: narrow.of_nibbles,
     }
 )  # fmt: skip
 """Every operator that a nest can compute."""

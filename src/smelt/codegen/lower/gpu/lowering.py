@@ -57,6 +57,7 @@ from smelt.ir.sizes import current_trace
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import evaluate, no_state
+from smelt.ops.python.python_ops import NAMESPACES
 from smelt.runtime.cuda.machine import Machine, machine
 from smelt.runtime.cuda.segment import Forms, Made, Segment
 from smelt.runtime.machine.cache import code_cache
@@ -372,7 +373,7 @@ class _Body:
             lower_expect(ctx, node)
         elif node.op == ITEM and element_type(next(node.operands()).type) is not None:
             self._read(node)
-        elif not is_plain(node) or node.op == "expect" or node.op.startswith("py."):
+        elif not is_plain(node) or node.op == "expect" or node.op.startswith(NAMESPACES):
             if devices_at(node) <= {"cpu"} and lower_number(ctx, node):
                 return
             lower_python(ctx, node)

@@ -24,11 +24,14 @@ from smelt.codegen.kernels.simplify import simplify_nest
 from smelt.codegen.triton.contraction import contraction
 from smelt.codegen.triton.emit import unsupported
 from smelt.ir import Graph, Node, TensorType, Value
+from smelt.ops.own.narrow_linear import BYTES, NIBBLES
 from smelt.ops.sets import is_by_elements
 
 UNIT_RULES = {**RULES, **PRODUCT_RULES, **GATHERED_RULES}
 """All that the nests of a unit may hold."""
 
+_CASTS = ("aten.to.dtype", "aten._to_copy.default")
+"""Changes of dtype, as autocast and products of few bits have around them."""
 _MOST_BEFORE = 3
 """Nodes that are computed anew for each tile of a product."""
 _CHEAP = 8.0
@@ -79,7 +82,7 @@ def _attempts(node: Node, facts: Facts, claimed: set[Node]) -> Iterator[Unit]:
         # Waiting would carry the product past a write to what it reads.
         return other not in claimed and is_fusible(other) and facts.segment[other] == facts.segment[node]
 
-    after = epilogue_nodes(roots[0], is_free)
+    after = epilogue_nodes(roots[0], is_free, also=_CASTS)
     beside = _beside(node, after, facts, is_free)
     before = _before(node, is_free)
     for nodes in ((*before, *beside, node, *after), (*beside, node, *after), (*before, node, *after), (node, *after)):
@@ -110,7 +113,7 @@ def _before(node: Node, is_free: Callable[[Node], bool]) -> list[Node]:
 
 def _is_by_elements(node: Node) -> bool:
     """Whether a node's elements follow each from one of its operand's."""
-    return node.op.startswith("aten.") and is_by_elements(node.op)
+    return node.op in (BYTES, NIBBLES, *_CASTS) or (node.op.startswith("aten.") and is_by_elements(node.op))
 
 
 def _beside(node: Node, after: Sequence[Node], facts: Facts, is_free: Callable[[Node], bool]) -> list[Node]:
@@ -161,7 +164,9 @@ def _is_one_kernel(unit: Unit, facts: Facts) -> bool:
             continue
         cost = max(max(f.left.cost, f.right.cost) for f in found.factors)
         # Where a window is over its image is told for each element, whatever stands before it.
-        if cost > (4 * _CHEAP if unit.convolves else _CHEAP):
+        # Half bytes are taken apart at each tile, and still a quarter of the memory is read.
+        is_dear = unit.convolves or any(node.op == NIBBLES for node in unit.nodes)
+        if cost > (4 * _CHEAP if is_dear else _CHEAP):
             return False
     return True
 

@@ -44,6 +44,9 @@ def narrowing_pays(node: Node, options: Options) -> bool:
     """
     sizes, result = _sizes(node), node.result.type
     assert isinstance(result, TensorType)
+    if result.device.startswith("cuda"):
+        # Tensor cores, and casts that are computed where operands are read.
+        return sizes is not None
     return sizes is not None and _pays(node.op.split(".")[1], sizes, result.numel, options)
 
 
