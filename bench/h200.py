@@ -44,6 +44,8 @@ from smelt.codegen.triton.contraction import TILES, Tile
 from smelt.codegen.triton.emit import emit_triton
 from smelt.codegen.triton.random import Processors
 from smelt.diag import SmeltError
+from smelt.inspect.kernels import compiled_units
+from smelt.inspect.roofline import measure_gpu_ceilings
 from smelt.ops.convert import dtype_to_torch
 from smelt.runtime.cuda.executable import CudaExecutable
 from smelt.runtime.cuda.machine import machine as machine_of
@@ -52,8 +54,8 @@ from tests.triton.fake_cuda import fake_gpu
 Row = tuple[str, ...]
 Function = Callable[..., Any]
 SECONDS = {
-    "loads": 40, "bits": 80, "draws": 15, "speed": 80, "products": 80, "attention": 40, "models": 110, "calls": 30,
-    "steps": 60, "launches": 15, "compiling": 40,
+    "loads": 40, "bits": 80, "draws": 15, "speed": 80, "products": 80, "attention": 40, "models": 100, "calls": 30,
+    "choices": 30, "steps": 50, "launches": 15, "compiling": 30,
 }  # fmt: skip
 UNARY = ("exp", "tanh", "erf", "log", "log1p", "expm1", "sin", "cos", "rsqrt", "sqrt", "sigmoid", "reciprocal", "floor")
 BINARY = ("add", "mul", "div", "pow", "fmod", "remainder", "atan2", "maximum")
@@ -414,6 +416,30 @@ def calls(machine: Any) -> Iterator[Row]:
     yield "all", f"{stats.builds} builds", f"fallbacks: {stats.fallbacks or 'none'}"
 
 
+def choices(machine: Any) -> Iterator[Row]:
+    """The device's ceilings, and what a compilation chooses within its seconds: tiles, or torch's operators."""
+    found = measure_gpu_ceilings()
+    yield "ceilings", f"{found.gbps:.0f} GB/s of copying", f"{found.gflops / 1000:.1f} TFLOP/s of bf16 products"
+    width, rows = (16, 8) if machine.is_dry else (4096, 512)
+    up, down = (machine.upload(drawn(width, width, dtype=torch.bfloat16) * 0.02)[1] for _ in range(2))
+
+    def function(x: Tensor) -> Tensor:
+        q = F.linear(F.gelu(F.linear(x, up)), down).view(1, -1, width // 8, 8).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+    x = machine.upload(drawn(rows, width, dtype=torch.bfloat16))[1]
+    begin = time.perf_counter()
+    program = smelt.compile(function)
+    for _ in range(2):
+        program(x)
+    seconds = time.perf_counter() - begin
+    made = [c for unit in compiled_units(program) if unit.lowered is not None for c in unit.lowered.report.choices]
+    for choice in made:
+        times = ", ".join(f"{c.name} {c.latency_us:.1f}" for c in choice.candidates if c.latency_us is not None)
+        yield choice.shape, f"{choice.chosen}: {choice.reason}", times
+    yield "all", f"{len(made)} choices", f"{seconds:.1f} s until the second call"
+
+
 class Step:
     """A training step; under autocast with scaled gradients where there is a lower type."""
 
@@ -506,7 +532,20 @@ def _run(machine: Gpu) -> int:
     table: list[Row] = []
     status = 0
     with torch.no_grad():
-        for section in (loads, bits, draws, speed, products, attention, models, calls, steps, launches, compiling):
+        for section in (
+            loads,
+            bits,
+            draws,
+            speed,
+            products,
+            attention,
+            models,
+            choices,
+            calls,
+            steps,
+            launches,
+            compiling,
+        ):
             name = section.__name__
             end = time.perf_counter() + SECONDS[name]
             try:

@@ -419,7 +419,8 @@ def test_the_prepared_script_runs_dry() -> None:
     )  # fmt: skip
     assert done.returncode == 0 and "failed" not in done.stdout, done.stdout + done.stderr
     for section in (
-        "loads", "bits", "draws", "speed", "products", "attention", "models", "calls", "steps", "launches", "compiling",
+        "loads", "bits", "draws", "speed", "products", "attention", "models", "choices", "calls", "steps", "launches",
+        "compiling",
     ):  # fmt: skip
         assert f"\n| {section} | " in done.stdout
     assert "fallbacks: none" in done.stdout  # programs are compiled
