@@ -19,6 +19,8 @@ from hypothesis.internal.conjecture import providers
 # Read when torch is loaded. Where each core has a test process of its own, threads that keep their core busy while they
 # wait for work take it from the other process.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Inductor would start processes that compile beside it, each with a torch of its own.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Where the environment has no bytecode written, each of the many processes of a run would compile all of Smelt anew.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -72,6 +72,7 @@ def test_in_from_export(name: str) -> None:
     assert program.native_failure is None
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", _CASES)
 def test_in_and_out(name: str) -> None:
     f, calls, node = _CASES[name]

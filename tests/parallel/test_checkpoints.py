@@ -194,7 +194,7 @@ def misfit(rank):
 
 ranks(2, saved(("tp", 2)))
 was = sorted(os.listdir("ours"))
-found = [ranks(2, full), ranks(2, gone, 10)[0], ranks(2, loaded(("tp", 2))), *zip(*ranks(2, misfit)), was]
+found = [ranks(2, full), ranks(2, gone, 5)[0], ranks(2, loaded(("tp", 2))), *zip(*ranks(2, misfit)), was]
 print(json.dumps(found))
 """,
         tmp_path,

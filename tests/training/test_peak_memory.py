@@ -339,13 +339,19 @@ COMPILER = 36  # MB that `smelt.compile` imports; a set of gradients is 100
 @pytest.mark.parametrize("kind", ["step", pytest.param("model", marks=pytest.mark.nightly)])
 def test_peak_of_a_step_is_at_most_eagers(kind: str) -> None:
     """Of the whole process, the build included, beside one that never imports Smelt: no more than the compiler's own
-    modules are. Of three each the least: what malloc holds differs from one process to the next."""
+    modules are. Of three each the least, as far as that is asked: what malloc holds differs between processes."""
 
-    def least(kind: str) -> tuple[float, ...]:
+    def peaks(kind: str) -> tuple[float, ...]:
         call = [sys.executable, "-c", PEAK, kind]
-        runs = [subprocess.run(call, capture_output=True, text=True, check=True, timeout=300).stdout for _ in range(3)]
-        return tuple(min(column) for column in zip(*(map(float, run.split()) for run in runs), strict=True))
+        return tuple(map(float, subprocess.run(call, capture_output=True, text=True, check=True).stdout.split()))
 
-    eager, compiled = least("eager"), least(kind)
-    assert compiled[0] <= eager[0] + COMPILER, (compiled, eager)
-    assert compiled[1] <= eager[1] + COMPILER, (compiled, eager)
+    def are_low(runs: list[tuple[float, ...]]) -> bool:
+        return all(
+            min(column) <= limit + COMPILER for column, limit in zip(zip(*runs, strict=True), eager, strict=True)
+        )
+
+    eager = tuple(map(min, zip(*(peaks("eager") for _ in range(3)), strict=True)))
+    compiled = [peaks(kind)]
+    while len(compiled) < 3 and not are_low(compiled):
+        compiled.append(peaks(kind))
+    assert are_low(compiled), (compiled, eager)

@@ -58,6 +58,7 @@ def counts(program: Any) -> dict[str, int]:
     return dict(program.stats().rows[-1].entry.lowered.report.counts)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("optimizer", "options", "is_scheduled"),
     [
