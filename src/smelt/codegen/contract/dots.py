@@ -95,7 +95,8 @@ class DotsDriver(Driver):
 
 
 _PARAMETERS = (
-    "ptr %left, i64 %left.row, i64 %m, ptr %right, i64 %right.row, i64 %columns, i64 %k, i64 %reading, ptr %sums"
+    "ptr %left, i64 %left.row, i64 %m, ptr %right, i64 %right.row, i64 %columns, i64 %k, i64 %reading, "
+    "ptr noalias %sums"
 )
 
 
