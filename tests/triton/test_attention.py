@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import smelt
 from smelt.codegen.lower.gpu import GpuProgram, gpu_program
 from smelt.codegen.triton.compile import ARCHITECTURES, compile_cuda
+from tests.triton.fake_cuda import fake_gpu
 from tests.triton.test_catalogue import interpreted
 from tests.triton.test_products import drawn
 
@@ -147,3 +148,36 @@ def test_compile_within_shared_memory(dtype: torch.dtype, width: int, arch: int)
     assert len(codes) == 3
     for code in codes.values():
         assert code.shared_nbytes <= _SHARED[arch], code.name
+
+
+def test_attention_that_drops_weights_is_torchs() -> None:
+    """Which numbers torch draws for weights there is not known: its own operator stands between launches."""
+    with fake_gpu() as gpu:
+
+        def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q * 2.0, k, v, dropout_p=0.25) + 1.0
+
+        q, k, v = (drawn(1, 2, 12, 16, seed=n).cuda() for n in range(3))
+        program = smelt.compile(function, fullgraph=True)
+        program(q, k, v)
+        torch.manual_seed(3)
+        want = function(q, k, v)
+        torch.manual_seed(3)
+        before = gpu.calls.count("launch")
+        torch.testing.assert_close(program(q, k, v).cpu(), want.cpu(), rtol=1e-5, atol=1e-5)
+        assert gpu.calls.count("launch") == before + 2
+
+
+def test_attention_that_caps_its_scores_is_kernels() -> None:
+    with fake_gpu() as gpu:
+
+        def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            scores = torch.tanh(q @ k.transpose(-1, -2) / 30.0) * 30.0
+            return torch.softmax(scores, -1) @ v
+
+        q, k, v = (drawn(1, 2, 12, 16, seed=n).cuda() for n in range(3))
+        program = smelt.compile(function, fullgraph=True)
+        program(q, k, v)
+        before = gpu.calls.count("launch")
+        torch.testing.assert_close(program(q, k, v).cpu(), function(q, k, v).cpu(), rtol=1e-5, atol=1e-5)
+        assert gpu.calls.count("launch") == before + 1

@@ -41,7 +41,7 @@ def costs(gpu: FakeDriver, rule: float, tile: float, library: float) -> None:
     """What kernels and products of torch take, in microseconds. A kernel's tile is what its constants say."""
 
     def cost(name: str) -> float:
-        constants = dict(gpu.sources[name].constants)
+        constants = dict(gpu.sources[name].constants) if name in gpu.sources else {}
         if not {"K", "D"} & set(constants):
             return 0.5
         return tile if constants["R"] == constants["B"] == 16 and gpu.sources[name].stages <= 2 else rule
@@ -215,3 +215,26 @@ def test_the_largest_product_is_measured_first(gpu: FakeDriver, tmp_path: Any, m
     same(program(x, w, u), two(x, w, u), 1e-4)
     by_shape = {c.shape.split(": ")[1].split()[0]: c.reason for c in chosen(program)}
     assert by_shape["40x480x48"] == "measured" and "no time was left" in by_shape["40x48x32"]
+
+
+def test_inside_of_a_branch_only_kernels_are_compared(gpu: FakeDriver, tmp_path: Any) -> None:
+    """An operator of torch's would leave the branch to the host."""
+    costs(gpu, 30.0, 29.0, 1.0)
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        y = torch.relu(x)
+        if y.sum() > 0:
+            y = F.linear(y, w).sin()
+        else:
+            y = y.cos()
+        return y * 2.0
+
+    x, w = drawn(40, 32), drawn(32, 32, seed=1)
+    program = smelt.compile(function, fullgraph=True, options={"cache_dir": str(tmp_path)})
+    for _ in range(2):
+        same(program(x, w), function(x, w))
+    (found,) = chosen(program)
+    assert found.chosen.startswith("16x16x16") and not any("library" in c.name for c in found.candidates)
+    before = len(gpu.calls)
+    same(program(x, w), function(x, w))
+    assert gpu.calls[before:].count("launch") == 1

@@ -33,7 +33,7 @@ from smelt.codegen.fusion.tidy import mapped_statement
 from smelt.codegen.kernels.nest import Buffer, Index, Load, Nest, Store
 from smelt.codegen.kernels.simplify import simplify_nest
 from smelt.codegen.lower.gpu.attentions import ATTENTIONS, Launch, attention_launches
-from smelt.codegen.lower.gpu.choices import BY_RULE, Chooser, Launched, Way
+from smelt.codegen.lower.gpu.choices import BY_RULE, Chooser, Launched, Trial, Way
 from smelt.codegen.lower.gpu.draws import draw_of, is_draw
 from smelt.codegen.lower.gpu.program import GpuCondition, GpuKernel, GpuProgram, Place
 from smelt.codegen.lower.gpu.sharing import shared_sums
@@ -148,6 +148,8 @@ class _Planner:
     processors: Processors
     chooser: Chooser | None = None
     steps: Sequence[LoopStep] = ()
+    # Of a region, whose nodes have kernels, or the host decides.
+    is_inside: bool = False
     # How far the draws so far move the generator, and the memory of its seed and offset.
     drawn: int = 0
     generator: int | None = None
@@ -271,7 +273,7 @@ class _Planner:
             if _is_static(result):
                 self.places[result] = self._placed("arena", 0, result)
         if launches and self.chooser is not None:
-            way = self.chooser.way(attention_trial(self.graph, node, launches_of, geometry))
+            way = self._chosen(attention_trial(self.graph, node, launches_of, geometry))
             if way.is_library:
                 self.refused.append((node, "torch's operator is chosen"))
                 return
@@ -396,7 +398,11 @@ class _Planner:
             return gpu_program(graph, self.is_aligned, self.tf32, self.processors)
 
         nests = [stage.nest for _, parts in made for stage in parts]
-        return self.chooser.way(unit_trial(self.graph, one, nests, launches, nbytes, rest))
+        return self._chosen(unit_trial(self.graph, one, nests, launches, nbytes, rest))
+
+    def _chosen(self, trial: Trial) -> Way:
+        assert self.chooser is not None
+        return self.chooser.way(replace(trial, library=()) if self.is_inside else trial)
 
     def _in_place(self, one: Group | Unit) -> dict[Value, Place]:
         """The results that may be computed in an input's memory, as nothing reads it any more, and where."""
@@ -573,7 +579,7 @@ class _Planner:
     def _planned(self, region: Region, slots: Sequence[Place] = ()) -> _Inner:
         """The kernels of a region, whose parameters are in `slots`. Raises: Unfusible where a node of it has none."""
         graph, memories = self._as_graph(region, slots)
-        planner = _Planner(graph, self.is_aligned, self.tf32, self.processors)
+        planner = _Planner(graph, self.is_aligned, self.tf32, self.processors, self.chooser, is_inside=True)
         if slots:
             planner.homes = _next_in_place(graph, len(region.params))
         program = planner.run()
