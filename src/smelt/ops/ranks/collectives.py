@@ -27,6 +27,8 @@ from smelt.diag import SmeltError
 from smelt.ir import ANY, Arg, TensorType, Type, Value
 from smelt.ops.ranks.placements import Shard
 from smelt.ops.record import Emitter
+from smelt.ops.shapes.pointwise import is_dense
+from smelt.ops.shapes.views import Layout
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "dist.all_reduce", "dist.all_gather", "dist.reduce_scatter"
 ALL_TO_ALL, ENTER, SHARD, BROADCAST = "dist.all_to_all", "dist.enter", "dist.shard", "dist.broadcast"
@@ -257,21 +259,9 @@ def type_of_entered(args: Sequence[Arg]) -> tuple[Type, ...]:
     """The operand's, in its memory layout where each element has its own place, else row-major."""
     first = args[0]
     type_ = first.type if isinstance(first, Value) else None
-    if isinstance(type_, TensorType) and type_.strides is not None and _is_dense(type_):
+    if isinstance(type_, TensorType) and type_.strides is not None and type_.is_static and is_dense(Layout.of(type_)):
         return (type_,)
     return _like(args)
-
-
-def _is_dense(type_: TensorType) -> bool:
-    """Whether the elements lie side by side, in whatever order of dimensions."""
-    if not type_.is_static:
-        return False
-    count = 1
-    for step, size in sorted(zip(type_.steps, type_.sizes, strict=True)):
-        if size > 1 and step != count:
-            return False
-        count *= size
-    return True
 
 
 def type_of_whole(args: Sequence[Arg]) -> tuple[Type, ...]:

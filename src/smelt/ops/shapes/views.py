@@ -42,11 +42,6 @@ Call: TypeAlias = Mapping[str, Any]
 Rule: TypeAlias = Callable[[Layout, Call], "list[Layout] | None"]
 
 
-def numel(sizes: Iterable[int]) -> int:
-    """The number of elements."""
-    return prod(sizes)
-
-
 def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
     """The strides of a contiguous tensor; sizes of 0 count as 1."""
     strides = [1] * len(sizes)
@@ -101,7 +96,7 @@ def resolved(sizes: Sequence[int], count: int) -> tuple[int, ...] | None:
     if not gaps:
         return tuple(sizes)
     (gap,) = gaps
-    known = numel(size for i, size in enumerate(sizes) if i != gap)
+    known = prod(size for i, size in enumerate(sizes) if i != gap)
     if known == 0 or count % known != 0:
         return None
     return (*sizes[:gap], count // known, *sizes[gap + 1 :])
@@ -116,7 +111,7 @@ def _view(at: Layout, call: Call) -> list[Layout] | None:
 
 
 def _regrouped(at: Layout, wanted: Sequence[int]) -> list[Layout] | None:
-    sizes = resolved(wanted, numel(at.sizes))
+    sizes = resolved(wanted, prod(at.sizes))
     strides = None if sizes is None else seen_as(at, sizes)
     return None if sizes is None or strides is None else [Layout(sizes, strides, at.offset)]
 
@@ -135,7 +130,7 @@ def _flatten(at: Layout, call: Call) -> list[Layout] | None:
     start, end = call["start_dim"] % at.rank, call["end_dim"] % at.rank
     if start == end:
         return [at]
-    return _regrouped(at, (*at.sizes[:start], numel(at.sizes[start : end + 1]), *at.sizes[end + 1 :]))
+    return _regrouped(at, (*at.sizes[:start], prod(at.sizes[start : end + 1]), *at.sizes[end + 1 :]))
 
 
 def _unflatten(at: Layout, call: Call) -> list[Layout] | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, tensor_type
 from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.ir import Arg, DType, Node, TensorType, Value
 from smelt.ir.sizes import equals
-from smelt.ops.shapes.views import Layout, numel, seen_as
+from smelt.ops.shapes.views import Layout, seen_as
 from smelt.runtime import calls
 from smelt.runtime.plan import Call
 
@@ -69,7 +71,7 @@ def lower_matmul(ctx: Context, node: Node) -> bool:
     if None in sides:
         return False
     slots = [ctx.builder.handle(side) for side in sides if side is not None]
-    out = ctx.buffer(node.result, (numel(a[:-2]), a[-2], b[-1]))
+    out = ctx.buffer(node.result, (prod(a[:-2]), a[-2], b[-1]))
     return _emit(ctx, node, calls.bmm_out(out, *slots))
 
 
@@ -77,7 +79,7 @@ def _as_batch(ctx: Context, value: Value) -> Place | None:
     """The value as [batch, rows, columns] where that is a view of it."""
     type_ = tensor_type(value)
     place = ctx.to_eager(value)
-    sizes = (numel(type_.sizes[:-2]), *type_.sizes[-2:])
+    sizes = (prod(type_.sizes[:-2]), *type_.sizes[-2:])
     strides = seen_as(Layout(type_.sizes, place.geometry.strides), sizes)
     return None if strides is None else Place(place.storage, Geometry(sizes, strides, place.geometry.offset))
 
