@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from smelt.ir import STATE_OPS, Arg, Node, TensorType, TupleType, Type, Value, may_hold_tensor, values_in
-from smelt.ops.catalogue import record_of
+from smelt.ops.catalogue import CATALOGUE, record_of
 from smelt.ops.lazy_bits import is_copied
 from smelt.ops.meta import CannotRun, meta_outcome, operand_values
 from smelt.ops.python.python_ops import python_op
 from smelt.ops.python.scalar_reads import scalar_read
 from smelt.ops.raises import may_raise
-from smelt.ops.record import OpRecord, nothing_written
+from smelt.ops.record import OpRecord, Trait, nothing_written
 from smelt.ops.registry import Argument, Schema, arguments_of, by_overload, overload, read, schema_of, tags_of
+from smelt.ops.sets import bases_where
 
 _KNOWN_NAMESPACES = ("aten", "prims")
 _MADE_BEFORE = (*STATE_OPS, "const")
@@ -180,13 +181,20 @@ def _is_always_pure(found: Any) -> bool:
     return record is None or (record.writes is nothing_written and not record.uninitialised)
 
 
+_SHARING = {record.name.split(".")[1] for record in CATALOGUE if record.alias != "fresh"}
+_FRESH = bases_where(Trait.READS_ALL) - _SHARING
+"""Operators of which no overload gives an operand's memory, by their names."""
+
+
 @by_overload
 def _is_always_fresh(found: Any) -> bool:
     """Whether the results of an overload always have memory of their own: so the catalogue says, and the schema."""
     schema = read(found)
     record = record_of(schema.name)
     declared = any(r.alias for r in schema.returns) or any("*" in a.alias for a in schema.arguments)
-    return record is not None and record.alias == "fresh" and not declared and not schema.is_mutable
+    # Variances have overloads without a record, of which torch's kernels without data import sympy: half a second.
+    is_fresh = record.alias == "fresh" if record is not None else schema.name.split(".")[1] in _FRESH
+    return is_fresh and not declared and not schema.is_mutable
 
 
 def _call(schema: Schema, node: Node) -> dict[str, Arg] | None:
