@@ -65,10 +65,15 @@ class Part:
     strides: tuple[int, int, int, int] = (0, 1, 0, 0)
 
 
+_MOST_SAMPLES = 16
+"""Samples whose frames are parts of their own."""
+
+
 def frames_of(conv: Convolution, strides: tuple[int, ...]) -> tuple[Part, ...]:
     """The parts of a convolution over frames. strides: of n, c, frames, h and w, channels side by side.
 
-    Images of a part are either frames of one sample or one frame of all samples, whatever gives fewer parts.
+    Images of a part are frames of one sample, which stay in the cache until the next one reads them. Where there is one
+    such frame, or there are many samples, they are the same frame of all samples.
     """
     sizes, out = tensor_type(conv.x).sizes, tensor_type(conv.result).sizes
     taps, kh, kw = tensor_type(conv.weight).sizes[2:]
@@ -78,7 +83,7 @@ def frames_of(conv: Convolution, strides: tuple[int, ...]) -> tuple[Part, ...]:
     to_sample, _, to_frame, to_row, to_column = channels_last(out)
     found = []
     for one in frames_by_taps((sizes[2], out[2]), taps, step, border, dilation):
-        if one.count <= sizes[0]:
+        if one.count == 1 or sizes[0] > _MOST_SAMPLES:
             places = [(0, at) for at in range(one.first, one.first + one.count)]
             images, apart, results_apart = sizes[0], strides[0], to_sample
         else:
