@@ -36,7 +36,6 @@ from smelt.runtime.machine.cache import CodeCache
 from tests.triton.fake_driver import FakeDriver, uncompiled
 
 _CPU, _CUDA, _META = 1, 2, 14  # of DLPack, DLPack, and c10::DeviceType
-_DEVICE = 0x0001  # c10::Device: CUDA in the low byte, number 0 in the high one
 _FILE = str(Path(torch.__file__).with_name("fake_cuda.py"))
 _POINTER = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
@@ -56,11 +55,11 @@ def _of_torch(function: Any) -> Any:
 
 
 @_of_torch
-def on_device(tensor: Tensor, kind: int) -> Tensor:
+def on_device(tensor: Tensor, kind: int, index: int = 0) -> Tensor:
     """A tensor over the same memory that says it is on another device."""
     capsule = torch._C._to_dlpack(tensor.detach())
     device = (ctypes.c_int32 * 2).from_address(_POINTER(capsule, b"dltensor") + 8)
-    device[0], device[1] = kind, 0
+    device[0], device[1] = kind, index
     return torch._C._from_dlpack(capsule)  # type: ignore[attr-defined, no-any-return]
 
 
@@ -75,25 +74,86 @@ def host(value: Any) -> Any:
 
 
 @_of_torch
-def cuda(value: Any) -> Any:
-    """A tensor as of the GPU."""
-    return on_device(value, _CUDA) if isinstance(value, Tensor) and value.device.type == "cpu" else value
+def cuda(value: Any, index: int = 0) -> Any:
+    """A tensor as of a GPU."""
+    return on_device(value, _CUDA, index) if isinstance(value, Tensor) and value.device.type == "cpu" else value
+
+
+@_of_torch
+def _device(index: int) -> int:
+    """c10::Device: CUDA in the low byte, the number in the high one."""
+    return 1 | index << 8
 
 
 class Memory:
     """What was allocated so far, by its begin. stream: the one at hand. is_capturing: whether a graph is captured
     there. used: streams that used memory of another one. ran: torch's operators that ran on it. waits: those that read
-    memory of the device for the host.
+    memory of the device for the host. current: the GPU at hand. pinned: memory of the host that a GPU reads by itself,
+    by its begin; copies from there are done when something is launched behind them.
     """
 
     def __init__(self) -> None:
         self.live: dict[int, Tensor] = {}
         self.waits: list[str] = []
+        self.current = 0
+        self.pinned: dict[int, Tensor] = {}
+        self._copies: list[tuple[Tensor, Tensor]] = []
         self.stream = STREAM
         self.is_capturing = False
         self.used: list[int] = []
         self.ran: list[str] = []
         self.storages: list[Any] = []
+
+    @_of_torch
+    def wait(self, operator: str) -> None:
+        """Note that the host waits. Raises: RuntimeError while a graph is captured, as the driver's error is."""
+        if self.is_capturing:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        self.waits.append(operator)
+
+    @_of_torch
+    def exchange(self, index: int) -> int:
+        """Let another GPU be at hand; the one before."""
+        before = self.current
+        if 0 <= index < 128:
+            self.current = index
+        return before
+
+    @_of_torch
+    def pin(self, tensor: Tensor, device: Any = None) -> Tensor:
+        """A copy in pinned memory, which lasts until the copies from it are done."""
+        made = tensor.clone()
+        self.pinned[made.untyped_storage().data_ptr()] = made
+        return made
+
+    @_of_torch
+    def is_pinned(self, tensor: Tensor, device: Any = None) -> bool:
+        return tensor.untyped_storage().data_ptr() in self.pinned
+
+    @_of_torch
+    def copy_later(self, target: Tensor, source: Tensor) -> None:
+        """Copy when what is launched next runs: what the host writes to the source until then is copied."""
+        self._copies.append((target, source))
+
+    @_of_torch
+    def arrive(self) -> None:
+        """Do the copies so far."""
+        while self._copies:
+            target, source = self._copies.pop(0)
+            host(target).copy_(source)
+
+    @_of_torch
+    def index_of(self, args: Any, kwargs: Any) -> int:
+        """The GPU of an operator's results. Raises: RuntimeError where it has tensors of several, as torch does."""
+        asked = kwargs.get("device")
+        if asked is not None:
+            index = torch.device(asked).index
+            return self.current if index is None else index
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.device.type == "cuda"]
+        found = sorted({x.device.index for x in tensors if x.dim()} or {x.device.index for x in tensors})
+        if len(found) > 1:
+            raise RuntimeError(f"Expected all tensors to be on the same device, but found cuda:{found[0]} and others")
+        return found[0] if found else self.current
 
     @_of_torch
     def note(self, made: Any, given: Any) -> None:
@@ -132,14 +192,16 @@ def _elements(value: Any) -> int:
 def _fallback(memory: Memory) -> Any:
     def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         memory.ran.append(op._schema.name.removeprefix("aten::"))
+        memory.arrive()
+        index = memory.index_of(args, kwargs)
         # What an operator writes to is the caller's tensor, and so is what it returns then.
         if op._schema.name in ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"):
-            memory.waits.append(op._schema.name)
+            memory.wait(op._schema.name)
         written = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         if written and op._schema.returns:
             return _written(op, written, args, kwargs)
         found = op(*tree_map(host, args), **tree_map(host, kwargs))
-        made = tree_map(cuda, found)
+        made = tree_map(partial(cuda, index=index), found)
         memory.note(made, (args, kwargs))
         return made
 
@@ -155,7 +217,7 @@ def _fallback(memory: Memory) -> Any:
         )
         for target, name in zip(targets, written, strict=True):
             if isinstance(target, Tensor) and there[name].shape != target.shape:
-                target.data = cuda(there[name])
+                target.data = cuda(there[name], target.device.index)
                 memory.note(target, ())
         return targets[0] if len(op._schema.returns) == 1 else tuple(targets)
 
@@ -163,19 +225,30 @@ def _fallback(memory: Memory) -> Any:
 
 
 @_of_torch
-def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    host(target).copy_(host(source))
-    return target
+def _copy(memory: Memory) -> Any:
+    def run(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+        if non_blocking and memory.is_pinned(source):
+            memory.copy_later(target, source)
+            return target
+        memory.arrive()
+        if target.device.type != source.device.type:
+            memory.wait("aten::copy_")
+        host(target).copy_(host(source))
+        return target
+
+    return run
 
 
 @_of_torch
 def _to_copy(memory: Memory) -> Any:
     def run(x: Tensor, *, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Tensor:
+        memory.arrive()
         made = torch.ops.aten._to_copy.default(host(x), **kwargs)
         goes = x.device if device is None else torch.device(device)
+        index = memory.current if goes.index is None else goes.index
         if goes.type != x.device.type == "cuda":
-            memory.waits.append("aten::_to_copy")
-        found = cuda(made) if goes.type == "cuda" else made
+            memory.wait("aten::_to_copy")
+        found = cuda(made, index) if goes.type == "cuda" else made
         memory.note(found if goes.type == "cuda" else (), x)
         return found  # type: ignore[no-any-return]
 
@@ -210,7 +283,7 @@ def _set(memory: Memory) -> Any:
 class _Guard:
     """What torch asks which device is at hand: the device without data's, but that it says that it is CUDA's."""
 
-    def __init__(self, like: int) -> None:
+    def __init__(self, like: int, memory: Memory) -> None:
         table = (ctypes.c_void_p * 32).from_address(ctypes.c_void_p.from_address(like).value or 0)
         self._table = (ctypes.c_void_p * 32)(*table)
         kind, device = (
@@ -218,10 +291,13 @@ class _Guard:
             ctypes.CFUNCTYPE(ctypes.c_uint16, ctypes.c_void_p),
         )
         exchange = ctypes.CFUNCTYPE(ctypes.c_uint16, ctypes.c_void_p, ctypes.c_uint16)
+        place = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint16)
         self._functions = (
             kind(_of_torch(lambda this: 1)),
-            exchange(_of_torch(lambda this, to: _DEVICE)),
-            device(_of_torch(lambda this: _DEVICE)),
+            exchange(_of_torch(lambda this, to: _device(memory.exchange(to >> 8)))),
+            device(_of_torch(lambda this: _device(memory.current))),
+            place(_of_torch(lambda this, to: memory.exchange(to >> 8))),
+            place(_of_torch(lambda this, to: memory.exchange(to >> 8))),
         )
         for slot, function in enumerate(self._functions):
             self._table[slot] = ctypes.cast(function, ctypes.c_void_p).value
@@ -259,15 +335,15 @@ def _accelerator(library: ctypes.CDLL) -> Iterator[None]:
 
 
 @contextmanager
-def fake_cuda() -> Iterator[Memory]:
-    """Let there be a GPU of number 0."""
+def fake_cuda(devices: int = 1) -> Iterator[Memory]:
+    """Let there be so many GPUs."""
     memory = Memory()
     folder = Path(torch.__file__).parent / "lib"
     registry = (ctypes.c_void_p * 21).in_dll(
         ctypes.CDLL(str(folder / "libc10.so")), "_ZN3c104impl26device_guard_impl_registryE"
     )
     before = registry[1]
-    guard = _Guard(registry[_META])
+    guard = _Guard(registry[_META], memory)
     registry[1] = guard.address
     with ExitStack() as stack:
         stack.enter_context(_accelerator(ctypes.CDLL(str(folder / "libtorch_cpu.so"))))
@@ -275,20 +351,24 @@ def fake_cuda() -> Iterator[Memory]:
         stack.callback(every._destroy)
         stack.callback(aten._destroy)
         every.fallback(_fallback(memory), "CUDA")
-        aten.impl("copy_", _copy, "CUDA")
+        aten.impl("copy_", _copy(memory), "CUDA")
+        on_host = torch.library.Library("aten", "IMPL", "CPU")
+        stack.callback(on_host._destroy)
+        on_host.impl("_pin_memory", memory.pin, "CPU")
+        on_host.impl("is_pinned", memory.is_pinned, "CPU")
         aten.impl("set_.source_Storage_storage_offset", _set(memory), "CUDA")
         aten.impl("_to_copy", _to_copy(memory), "CUDA")
         stack.enter_context(mock.patch.object(torch.cuda, "_lazy_init", _of_torch(lambda: None)))
-        asked = {"_cuda_getCurrentRawStream": lambda index: memory.stream, "_cuda_getDevice": lambda: 0}
+        asked = {"_cuda_getCurrentRawStream": lambda index: memory.stream, "_cuda_getDevice": lambda: memory.current}
         for name, function in asked.items():
             stack.enter_context(mock.patch.object(torch._C, name, _of_torch(function), create=True))
-        said = {"is_available": lambda: True, "device_count": lambda: 1, "is_bf16_supported": lambda *args: True}
+        said = {"is_available": lambda: True, "device_count": lambda: devices, "is_bf16_supported": lambda *args: True}
         for name, function in said.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, _of_torch(function)))
         clone = _of_torch(_cloned(torch.UntypedStorage.clone))
         stack.enter_context(mock.patch.object(torch.UntypedStorage, "clone", clone))
-        send = _of_torch(lambda to, data: host(to).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8)))
-        stack.enter_context(mock.patch.object(gpu, "send", send))
+        for name in ("_exchange_device", "_maybe_exchange_device"):
+            stack.enter_context(mock.patch.object(torch.cuda, name, _of_torch(lambda index: memory.exchange(index))))
         used = _of_torch(lambda tensor, index: memory.used.append(memory.stream))
         stack.enter_context(mock.patch.object(gpu, "used_here", used))
         capturing = _of_torch(lambda: memory.is_capturing)
@@ -308,13 +388,15 @@ def _known(driver: FakeDriver, sources: Iterable[TritonSource], arch: int) -> di
 
 
 @contextmanager
-def fake_gpu(capability: int = 90, measures: bool = False, *, compiles: bool = True) -> Iterator[FakeDriver]:
+def fake_gpu(
+    capability: int = 90, measures: bool = False, *, compiles: bool = True, devices: int = 1
+) -> Iterator[FakeDriver]:
     """The same with a driver, which records its calls and interprets the launches.
 
     measures: let products be chosen by times, which are those of the driver's `cost` and `of_torch`. compiles: whether
-    kernels have machine code, which no launch here needs.
+    kernels have machine code, which no launch here needs. devices: how many GPUs there are.
     """
-    with fake_cuda() as memory, ExitStack() as stack:
+    with fake_cuda(devices) as memory, ExitStack() as stack:
         driver = FakeDriver(memory, (), (), capability)  # type: ignore[arg-type]
         compiled = GpuProgram.compiled
         if not measures:

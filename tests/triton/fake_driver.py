@@ -121,6 +121,7 @@ class FakeDriver:
         self.sources = {source.name: source for source in sources}
         self.calls: list[str] = []
         self.streams: list[int] = []
+        self.launched_on: list[int] = []  # which GPU was at hand
         self.words: set[int] = set()
         self.fail, self.fail_at, self.lost = "", 0, False
         self.modules: dict[int, bytes] = {}
@@ -333,6 +334,8 @@ class FakeDriver:
     def launch(self, executable: int, stream: int) -> None:
         self._record("launch")
         self.streams.append(stream)
+        getattr(self.device, "arrive", lambda: None)()
+        self.launched_on.append(getattr(self.device, "current", 0))
         found = self.executables[executable]
         self._run_all(found, found.root, {})
 

@@ -555,10 +555,15 @@ def test_a_call_that_fails_is_eagers_and_nothing_is_left(gpu: FakeDriver, call: 
 
 def test_a_callers_capture_is_refused_as_by_eager(gpu: FakeDriver) -> None:
     """While a graph of the caller's is captured no data can be read: the operators run, and torch says so."""
-    program = smelt.compile(converging, fullgraph=True)
+    program = smelt.compile(converging)
     program(drawn(8)), program(drawn(8))
-    before = len(gpu.calls)
+    x, before = drawn(8), len(gpu.calls)
     gpu.device.is_capturing = True  # type: ignore[attr-defined]
-    waits = len(gpu.device.waits)  # type: ignore[attr-defined]
-    program(drawn(8))
-    assert gpu.calls[before:] == [] and len(gpu.device.waits) > waits  # type: ignore[attr-defined]
+    for function in (program, converging):
+        with pytest.raises(RuntimeError, match="stream is capturing"):
+            function(x)
+    assert gpu.calls[before:] == []
+    gpu.device.is_capturing = False  # type: ignore[attr-defined]
+    call = Call(gpu, program, x)
+    same(call.found, converging(x))
+    assert call.calls[-1] == "launch"

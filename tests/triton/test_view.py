@@ -37,6 +37,22 @@ def test_equal_kernels_once_and_what_has_none() -> None:
     ]
 
 
+def looping(x: torch.Tensor) -> torch.Tensor:
+    while x.sum() > 1.0:
+        x = x * 0.5
+    if x.sum() > 0:
+        x = torch.sort(x)[0]
+    return x + 1.0
+
+
+def test_kernels_in_branches_and_loops_are_shown() -> None:
+    text = gpu_listing(smelt.script(looping).graph_for(torch.ones(16)))
+    # The test is computed before the loop and behind each iteration, whose value is computed where the last one was.
+    assert "# 2 launches, the first of %15 = aten.sum.default, %16 = aten.gt.Scalar" in text
+    assert "#     %17[i0] = mul(%17[i0], 0.5)" in text
+    assert "#   1 if: aten.sort.default in it: it has no kernel for a GPU" in text
+
+
 def test_show(tmp_path: Path) -> None:
     file = tmp_path / "program.py"
     file.write_text(PROGRAM)

@@ -18,6 +18,7 @@ import ctypes
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -270,7 +271,9 @@ class CudaExecutable:
             self._fill(self._graph, self._plan.order, bases)
             self._exec = driver.instantiate(self._graph)
         except BaseException:
-            self._drop_graph()
+            # What failed first is what is told.
+            with suppress(SmeltError):
+                self._drop_graph()
             raise
         self._bases = bases
 
@@ -339,7 +342,9 @@ class CudaExecutable:
             if has_changed and self._plan.conditions:
                 self._take_over()
         except BaseException:
-            self._drop_graph()
+            # What failed first is what is told.
+            with suppress(SmeltError):
+                self._drop_graph()
             raise
         self._bases = bases
 
@@ -360,12 +365,13 @@ class CudaExecutable:
     # --- the end
 
     def _drop_graph(self) -> None:
-        if self._exec:
-            self._driver.destroy_executable(self._exec)
-        if self._graph:
-            self._driver.destroy_graph(self._graph)
+        executable, graph = self._exec, self._graph
         self._exec = self._graph = 0
         self._nodes, self._bases = [], ()
+        if executable:
+            self._driver.destroy_executable(executable)
+        if graph:
+            self._driver.destroy_graph(graph)
 
     def close(self) -> None:
         """Destroy all that the driver made; the memory is its owner's."""

@@ -45,8 +45,8 @@ class Machine:
     # Who may refuse data, and what those refused that are gone.
     refusing: list[tuple[ref[CudaExecutable], Source]] = field(default_factory=list)
     untold: list[Source] = field(default_factory=list)
-    # Why there are no conditional nodes, once that is known.
-    asked: list[str] = field(default_factory=list)
+    # Whether its graphs are known to have conditional nodes: a driver that refused them may have had no memory left.
+    has_conditions: list[bool] = field(default_factory=list)
 
     def executable(self, name: str, plan: CudaPlan, where: Span | None = None) -> CudaExecutable:
         """What runs a plan: the one of another plan of that name, where kernels and their order are the same.
@@ -66,10 +66,13 @@ class Machine:
 
     def why_no_conditions(self) -> str:
         """Why its graphs have no conditional nodes, so that the host drives branches and loops; empty: they have."""
-        if not self.asked:
-            with gpu.on(self.index):
-                self.asked.append(why_none(self.driver))
-        return self.asked[0]
+        if self.has_conditions:
+            return ""
+        with gpu.on(self.index):
+            why = why_none(self.driver)
+        if not why:
+            self.has_conditions.append(True)
+        return why
 
     def tell(self) -> None:
         """Raise what kernels of earlier calls found (LateError, S0406): a call does not wait for its own."""

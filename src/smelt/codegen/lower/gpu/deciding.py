@@ -19,9 +19,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from smelt.analysis import used_values
-from smelt.analysis.devices import devices_at
+from smelt.analysis.devices import devices_at, on_cpu
+from smelt.autodiff.halves import extract
 from smelt.codegen.fusion.rules.promote import NUMBER_TYPES
 from smelt.codegen.lower.gpu.planner import ITEM
+from smelt.codegen.lower.gpu.program import GpuProgram
 from smelt.codegen.lower.python.plain import is_number, is_plain_type
 from smelt.ir import (
     BOOL,
@@ -76,6 +78,13 @@ class Decided:
     kept: tuple[Value, ...]
     nodes: frozenset[Node]
     why: dict[Node, str]
+
+
+def why_no_kernels(planned: Callable[[Graph], GpuProgram], whole: Graph, node: Node) -> str:
+    """Why a branch or loop of tensors alone has no kernels, as they would be planned; empty where it has."""
+    inputs = sorted(dict.fromkeys(used_values(node)), key=lambda v: is_number(v.type))
+    program = planned(on_cpu(extract(whole, whole.name, inputs, node.results, ())))
+    return program.refused[0][1] if program.refused else ""
 
 
 def with_decided(graph: Graph, device: str, accepts: Accepts, kept: Sequence[Value] = (), refused: str = "") -> Decided:

@@ -20,9 +20,7 @@ from typing import Any, Final
 import torch
 
 from smelt._torch.gpu import tf32_flags
-from smelt.analysis import used_values
 from smelt.analysis.devices import devices_at, devices_of, on_cpu
-from smelt.autodiff.halves import extract
 from smelt.codegen.fusion.cost import NestCost, cost
 from smelt.codegen.fusion.groups import Facts
 from smelt.codegen.fusion.schedule import schedule
@@ -31,7 +29,7 @@ from smelt.codegen.lower.context import Context, cannot_lower
 from smelt.codegen.lower.expects import lower_expect
 from smelt.codegen.lower.generic import dispatch
 from smelt.codegen.lower.gpu.choices import Chooser
-from smelt.codegen.lower.gpu.deciding import CONTROL, Decided, with_decided
+from smelt.codegen.lower.gpu.deciding import CONTROL, Decided, why_no_kernels, with_decided
 from smelt.codegen.lower.gpu.planner import ITEM, Tf32, gpu_program
 from smelt.codegen.lower.gpu.program import GpuProgram
 from smelt.codegen.lower.gpu.segments import Piece, pieces
@@ -156,13 +154,8 @@ def _decided(
     if not any(node.op in CONTROL for node in graph.body):
         return Decided(graph, (), frozenset(), {}), chosen
 
-    def why_not(whole: Graph, node: Node) -> str:
-        inputs = sorted(dict.fromkeys(used_values(node)), key=lambda v: is_number(v.type))
-        program = planned(on_cpu(extract(whole, whole.name, inputs, node.results, ())))
-        return program.refused[0][1] if program.refused else ""
-
     kept = [value for choice in chosen.values() for value in (choice.which, *choice.options)]
-    made = with_decided(graph, device, why_not, kept, found.why_no_conditions())
+    made = with_decided(graph, device, partial(why_no_kernels, planned), kept, found.why_no_conditions())
     rest = iter(made.kept)
     return made, {n: Choice(next(rest), tuple(next(rest) for _ in one.options)) for n, one in chosen.items()}
 
