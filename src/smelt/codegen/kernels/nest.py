@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from smelt.diag import ScheduleError
 from smelt.ir import DType
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -277,6 +278,18 @@ def loop_name(nest: Nest, loop: int) -> str:
     """What a loop is called in text: `i0`, `i1`, ... outer loops, `j0`, ... inner ones."""
     n = len(nest.outer)
     return f"i{loop}" if loop < n else f"j{loop - n}"
+
+
+def loop_named(nest: Nest, name: str) -> int:
+    """The number of a loop. Raises: ScheduleError (S0614) where the kernel has none of this name."""
+    names = [loop_name(nest, k) for k in range(len(nest.sizes))]
+    if name not in names:
+        known = ", ".join(f"{n} < {size}" for n, size in zip(names, nest.sizes, strict=True))
+        fix = "name one of these; s.kernels() shows them"
+        raise ScheduleError(
+            f"there is no loop {name!r}", why=f"the kernel has {known or 'no loop'}", fix=fix, code="S0614"
+        )
+    return names.index(name)
 
 
 def _index_text(nest: Nest, index: Index) -> str:

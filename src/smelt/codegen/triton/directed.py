@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from smelt.codegen.kernels.graph import Graph
-from smelt.codegen.kernels.nest import Nest, loop_name
+from smelt.codegen.kernels.nest import Nest, loop_name, loop_named
 from smelt.codegen.triton.layout import Layout, choose, fits, power_of_two
 from smelt.diag import ScheduleError
 from smelt.diag.loops import LoopStep, Parallel, Stages, Tile, Unroll, Vectorize, Warps
@@ -61,13 +61,13 @@ class _Wanted:
         """Take one more step. Raises: ScheduleError."""
         match step:
             case Tile(loop=name, size=size):
-                self._tile(self._loop(name), size)
+                self._tile(loop_named(self.nest, name), size)
             case Parallel(loop=name, iterations=turns):
-                self._parallel(self._loop(name), turns)
+                self._parallel(loop_named(self.nest, name), turns)
             case Vectorize(loop=name, lanes=lanes):
-                self._vectorize(self._loop(name), lanes)
+                self._vectorize(loop_named(self.nest, name), lanes)
             case Unroll(loop=name, times=times):
-                self._unroll(self._loop(name), times)
+                self._unroll(loop_named(self.nest, name), times)
             case Warps(count=count):
                 _check("warps", count, 1, _MOST_WARPS)
                 self.warps = count
@@ -75,16 +75,6 @@ class _Wanted:
                 if not 1 <= count <= _MOST_STAGES:
                     raise _refused(f"{count} blocks cannot be loaded ahead", f"1 to {_MOST_STAGES} can", "take fewer")
                 self.stages = count
-
-    def _loop(self, name: str) -> int:
-        names = [loop_name(self.nest, k) for k in range(len(self.nest.sizes))]
-        if name not in names:
-            known = ", ".join(f"{n} < {size}" for n, size in zip(names, self.nest.sizes, strict=True))
-            raise _refused(
-                f"there is no loop {name!r}", f"the kernel has {known or 'no loop'}",
-                "name one of these; s.kernels() shows them",
-            )  # fmt: skip
-        return names.index(name)
 
     def _name(self, loop: int) -> str:
         return f"{loop_name(self.nest, loop)} < {self.nest.sizes[loop]}"

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from smelt.codegen.kernels.graph import Graph
-from smelt.codegen.kernels.nest import Nest, Reduce, loop_name
+from smelt.codegen.kernels.nest import Nest, Reduce, loop_name, loop_named
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.nests.nest_schedule import (
     ITEM_NS,
@@ -50,13 +50,13 @@ def directed(graph: Graph, isa: Isa, steps: Sequence[LoopStep]) -> Schedule:
     for step in steps:
         match step:
             case Tile(loop=name, size=size):
-                wanted.tile(wanted.loop(name), size)
+                wanted.tile(loop_named(wanted.nest, name), size)
             case Vectorize(loop=name, lanes=lanes):
-                wanted.vectorize(wanted.loop(name), lanes)
+                wanted.vectorize(loop_named(wanted.nest, name), lanes)
             case Unroll(loop=name, times=times):
-                wanted.unroll(wanted.loop(name), times)
+                wanted.unroll(loop_named(wanted.nest, name), times)
             case Parallel(loop=name, iterations=turns):
-                wanted.parallel(wanted.loop(name), turns)
+                wanted.parallel(loop_named(wanted.nest, name), turns)
             case Warps() | Stages():
                 raise _refused(
                     "a kernel for a CPU has no warps, and loads nothing ahead", "programs of a GPU do",
@@ -82,17 +82,6 @@ class _Wanted:
         self.traits: Traits = traits(self.graph, self.isa)
         self.nest: Nest = self.graph.nest
         self.nouter = len(self.nest.outer)
-
-    def loop(self, name: str) -> int:
-        """The number of a loop."""
-        names = [loop_name(self.nest, k) for k in range(len(self.nest.sizes))]
-        if name not in names:
-            known = ", ".join(f"{n} < {size}" for n, size in zip(names, self.nest.sizes, strict=True))
-            raise _refused(
-                f"there is no loop {name!r}", f"the kernel has {known or 'no loop'}",
-                "name one of these; s.kernels() shows them",
-            )  # fmt: skip
-        return names.index(name)
 
     def name(self, loop: int) -> str:
         """The name of a loop, and its turns."""
