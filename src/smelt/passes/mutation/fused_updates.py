@@ -31,6 +31,9 @@ def write_updates_out(rewriter: Rewriter, emit: GraphEmitter) -> None:
         lists = {name: arg for name, arg in call.items() if isinstance(arg, tuple)}
         if not all(isinstance(one, Value) for arg in lists.values() for one in arg):
             continue
+        if "sgd" in node.op and any(map(_is_half_on_cpu, lists["self"])):
+            # What torch's kernel for CPUs makes of f16 and bf16 is no formula's value; so it is left to that.
+            continue
         with rewriter.builder.at(node):
             if call["found_inf"] is not None:
                 call["found_inf"] = emit.call("aten.eq.Scalar", call["found_inf"], 1)
@@ -49,6 +52,18 @@ class _Update:
         self.rewriter, self.emit, self.given = rewriter, emit, given
 
     def write(self, node: Node) -> None:
+        """Write the update out; of f16 and bf16 in f32, rounded once at its end, as torch's kernel does."""
+        tensors = {name: value for name, value in self.given.items() if name in _WIDENED and _is_half(value)}
+        wide = {
+            name: self.emit.call("aten._to_copy.default", value, dtype=DType.F32) for name, value in tensors.items()
+        }
+        self.given = {**self.given, **wide}
+        self._write(node)
+        for name, value in tensors.items():
+            if name != "grads" or self.given["grad_scale"] is not None:
+                self.emit.node("aten.copy_.default", (value, wide[name]))
+
+    def _write(self, node: Node) -> None:
         grad = self.given["grads"]
         if self.given["grad_scale"] is not None:
             grad = self._call("div_.Tensor", grad, self.given["grad_scale"])
@@ -140,6 +155,17 @@ class _Update:
         node = self.rewriter.builder.add(op, args, [FLOAT])
         self.rewriter.adopt(node)
         return node.result
+
+
+_WIDENED = ("self", "grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "momentum_buffer_list")
+
+
+def _is_half(value: object) -> bool:
+    return isinstance(value, Value) and isinstance(value.type, TensorType) and value.type.dtype.is_half
+
+
+def _is_half_on_cpu(value: object) -> bool:
+    return isinstance(value, Value) and _is_half(value) and not _is_on_gpu(value)
 
 
 def _is_on_gpu(tensor: Value) -> bool:
