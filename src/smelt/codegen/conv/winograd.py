@@ -14,6 +14,7 @@ Source: arXiv:1509.09308, section 4.1.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -138,12 +139,14 @@ class _Winograd:
                     for number, value in enumerate(self._points_of(d)):
                         self.one.store(value, fn.gep("float", fn.gep("float", into, fn.mul(step, number)), c.index))
 
-    def _points_of(self, d: list[str]) -> list[str]:
-        """Bt d B, or Bt d of a row."""
+    def _points_of(self, d: list[str]) -> Iterator[str]:
+        """Bt d B, or Bt d of a row; a row of them is computed when its first is asked for, so that few are alive."""
         if self.variant.is_row:
-            return self._forward(d)
+            yield from self._forward(d)
+            return
         rows = [self._forward([d[4 * i + j] for i in range(4)]) for j in range(4)]
-        return [value for i in range(4) for value in self._forward([rows[j][i] for j in range(4)])]
+        for i in range(4):
+            yield from self._forward([rows[j][i] for j in range(4)])
 
     def _place(self, base: str, y: str, x: str) -> str:
         """The address of an input pixel, or of zeros where it lies outside."""
