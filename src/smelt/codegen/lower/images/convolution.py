@@ -26,7 +26,7 @@ from smelt.runtime import calls
 
 CONVOLUTIONS = (
     "aten.conv1d.default", "aten.conv1d.padding", "aten.conv2d.default", "aten.conv2d.padding",
-    "aten.convolution.default",
+    "aten.convolution.default", OVER_FRAMES,
 )  # fmt: skip
 
 
@@ -61,7 +61,7 @@ class Convolution:
 
 def convolution_of(ctx: Context, node: Node) -> Convolution | None:
     """The convolution that a node is, if it has one or two axes, or three whose frames kernels read where they lie."""
-    if node.op not in (*CONVOLUTIONS, OVER_FRAMES) or ctx.options.numerics == "eager-library":
+    if node.op not in CONVOLUTIONS or ctx.options.numerics == "eager-library":
         return None
     call = ctx.call_arguments(node)
     x, weight, bias = call["input"], call["weight"], call["bias"]
