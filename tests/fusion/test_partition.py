@@ -92,9 +92,14 @@ nest(%x: f32, %y: f32, %0: f32, %w: f32, %1: f32)
     r1 = sum f32 over (j0 < 8) of v0
     v2 = div(r1, 8.0)
     v3 = sub(v0, v2)    # for each j0 < 8
-    r4 = sum f32 over (j0 < 8) of mul(v3, v3)
-    v5 = rsqrt(add(div(r4, 8.0), 9.999999747378752e-06))
-    %1[8*i0 + j0] = mul(mul(v3, v5), %w[j0])"""
+    r4 = sum f32 over (j0 < 8) of v3
+    v5 = div(r4, 8.0)
+    r6 = sum f32 over (j0 < 8) of mul(v3, v3)
+    v7 = div(r6, 8.0)
+    v8 = add(v2, v5)
+    v9 = mul(v5, v5)
+    v10 = rsqrt(add(select(lt(v9, v7), sub(v7, v9), v7), 9.999999747378752e-06))
+    %1[8*i0 + j0] = mul(mul(sub(v0, v8), v10), %w[j0])"""
     ]
 
 

@@ -40,9 +40,15 @@ def lower_batch_norm(b: Emitter, call: Call) -> tuple[Arg, ...] | None:
     count = math.prod(kind.sizes[d] for d in dims)
     if count < 2 or not kind.numel:
         return None
-    centre = b.call("aten.mean.dim", x, dims)
-    centred = b.call("aten.sub.Tensor", x, channels_of(b, centre, x))
-    variance = b.call("aten.mean.dim", b.call("aten.mul.Tensor", centred, centred), dims)
+    # As of all norms: what a mean in one precision is off by is the mean of the differences from it.
+    near = b.call("aten.mean.dim", x, dims)
+    centred = b.call("aten.sub.Tensor", x, channels_of(b, near, x))
+    off = b.call("aten.mean.dim", centred, dims)
+    squares = b.call("aten.mean.dim", b.call("aten.mul.Tensor", centred, centred), dims)
+    centre = b.call("aten.add.Tensor", near, off)
+    part = b.call("aten.mul.Tensor", off, off)
+    smaller = b.call("aten.sub.Tensor", squares, part)
+    variance = b.call("aten.where.self", b.call("aten.lt.Tensor", part, squares), smaller, squares)
     scale = b.call("aten.rsqrt.default", b.call("aten.add.Tensor", variance, call["eps"]))
 
     def moved(old: Arg, new: Value, by: float) -> Arg:

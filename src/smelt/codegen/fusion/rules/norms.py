@@ -18,11 +18,20 @@ from smelt.ops.convert import dtype_to_torch
 
 
 def _moments(p: Pull, m: DType, x: Expr, count: int) -> tuple[Expr, Expr, Expr]:
-    """(mean, x - mean, variance about it) over the inner loops."""
+    """(mean, x - mean, variance about it) over the inner loops.
+
+    A sum in one precision is some last places off, which shows where all of a row is nearly the same and the scale is
+    large: what is left of the mean is taken from the differences, in the same pass as their squares.
+    """
     n = p.const(count, m)
-    mean = p.op("div", m, p.reduce("sum", m, x), n)
-    d = p.op("sub", m, x, mean)
-    return mean, d, p.op("div", m, p.reduce("sum", m, p.op("mul", m, d, d)), n)
+    near = p.op("div", m, p.reduce("sum", m, x), n)
+    d = p.op("sub", m, x, near)
+    off = p.op("div", m, p.reduce("sum", m, d), n)
+    squares = p.op("div", m, p.reduce("sum", m, p.op("mul", m, d, d)), n)
+    mean, part = p.op("add", m, near, off), p.op("mul", m, off, off)
+    # Squares that overflow are infinite, and so may be the part: then the variance is infinite, too.
+    variance = p.op("select", m, p.op("lt", DType.BOOL, part, squares), p.op("sub", m, squares, part), squares)
+    return mean, p.op("sub", m, x, mean), variance
 
 
 def _scale(p: Pull, m: DType, variance: Expr, eps: float) -> Expr:
