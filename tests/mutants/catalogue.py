@@ -58,7 +58,7 @@ PASSES = (
     Mutant(
         "functionalize: places that other memory does not have",
         "passes/mutation/placed_views.py",
-        "is_dense(base.type) and _reach(view) <= base.type.numel",
+        "is_dense(Layout.of(base.type)) and _reach(view) <= base.type.numel",
         "_reach(view) <= base.type.numel",
         "a view by strides is taken of memory with gaps, after a write that has none",
         (_PLACED,),

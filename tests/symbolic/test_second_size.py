@@ -203,6 +203,18 @@ def test_an_error_at_a_second_size_is_the_programs() -> None:
                     compiled(x)
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_gradients_at_a_second_size_where_the_first_had_none(first: bool) -> None:
+    compiled = smelt.compile(lambda x, n: (x * n).tanh(), options={"adaptive": False, "train": True})
+    for call, (size, n, needs) in enumerate(((3, 0.5, first), (3, 1.5, True), (5, 2.5, not first), (6, 3.5, True))):
+        x = torch.randn(size, requires_grad=needs)
+        y = compiled(x, n)
+        assert y.requires_grad == needs, call
+        if needs:
+            y.sum().backward()
+            torch.testing.assert_close(x.grad, n * (1 - (x.detach() * n).tanh() ** 2))
+
+
 def test_what_changed_since_the_first_size_counts() -> None:
     layer = nn.Linear(4, 4)
     scale = [2.0]

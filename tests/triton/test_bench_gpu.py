@@ -39,7 +39,7 @@ class Small(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.softmax(self.fc(x), -1)
-        return y * 2.0 if y.sum() > 0 else y
+        return y * 2.0 if int((y > 0).sum()) * 3 > 0 else y
 
 
 def _small() -> Built:
@@ -60,7 +60,7 @@ def test_rows_of_a_model(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> No
     assert [row.system for row in rows] == ["eager", "smelt", "inductor"]
     assert eager.ms and ours.ms and eager.ratio == 1.0 and ours.ratio == pytest.approx(eager.ms / ours.ms)
     assert ours.kernels and ours.kernels >= 3 and ours.error is not None and ours.error < 1e-5
-    # The branch on data is read where it stands.
+    # A product of whole numbers is Python's: its operand is read where it stands.
     assert len(ours.waits) == 1 and "test_bench_gpu.py" in ours.waits[0]
     assert inductor.ms is None and "no such mode" in inductor.note
     assert ours.bound_ms == pytest.approx((16 * 24 + 24) * 4 / ceilings.gbps / 1e6)

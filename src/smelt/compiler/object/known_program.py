@@ -33,7 +33,8 @@ def known_program(
     rows: Sequence[Row], look: Look, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> KnownProgram | None:
     """The program as an earlier build knows it, if that holds for this call, too; None where it is to be recorded."""
-    if not look.freedom or look.freedom.odd or not all(map(_is_plain, (*args, *kwargs.values()))):
+    given = (*args, *kwargs.values())
+    if not look.freedom or look.freedom.odd or not all(map(_is_plain, given)) or any(map(_has_history, given)):
         return None
     call = Call(args, kwargs)
     alike = [row for row in rows if row.seen is not None and row.seen.call.difference(look.call) is not None]
@@ -74,6 +75,11 @@ _OTHER = tuple(kind for kind in ORDER if kind is not ARGUMENTS)
 def _is_plain(value: object) -> bool:
     """Whether an argument is a tensor or a value that holds nothing."""
     return isinstance(value, torch.Tensor) or type(value) in _PLAIN
+
+
+def _has_history(value: object) -> bool:
+    """Whether what is computed of an argument needs gradients: a run that was given another says nothing of those."""
+    return isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled()
 
 
 def _only_computes(captured: Captured) -> bool:

@@ -91,7 +91,11 @@ def _retyped(type_: Type, dim_for: Callable[[Dim], Dim]) -> Type:
         case TensorType(shape=shape, strides=strides):
             if all(type(d) is int for d in (*(shape or ()), *(strides or ()))):
                 return type_
-            return replace(type_, shape=dims(shape), strides=dims(strides))
+            found = replace(type_, shape=dims(shape), strides=dims(strides))
+            if found.strides is None or not all(type(d) is int for d in (*(found.shape or ()), *found.strides)):
+                return found
+            # Strides that are written out as they depend on sizes may be row-major ones at these.
+            return TensorType.of(found.dtype, found.sizes, found.steps, found.device, found.layout)
         case TupleType(elements=elements):
             return TupleType(tuple(_retyped(t, dim_for) for t in elements))
         case ListType(element=element):
