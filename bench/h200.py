@@ -8,12 +8,14 @@
     6  attention  forward and gradients beside torch's
     7  models     forward of whole models as one CUDA graph, first call and later ones, beside torch.compile's two modes
     8  calls      compiled programs as their callers see them, at sizes that change, beside eager and torch.compile
-    9  steps      whole training steps, some under autocast with scaled gradients, beside eager and torch.compile
-    10 launches   microseconds of a call of 100 tiny kernels as one CUDA graph, and of each in eager
-    11 compiling  seconds of 20 kernels by 1, 4 and all threads
+    9  choices    the device's ceilings, and what a compilation chooses within its seconds
+    10 decisions  branches and loops on data as nodes of the graph: whether they are, what an iteration costs
+    11 steps      whole training steps, some under autocast with scaled gradients, beside eager and torch.compile
+    12 launches   microseconds of a call of 100 tiny kernels as one CUDA graph, and of each in eager
+    13 compiling  seconds of 20 kernels by 1, 4 and all threads
 
-A section that is over its seconds leaves its other cases out, and says so. Times are medians of 20, by events. A dry run
-goes through all the same lines on small sizes, on a GPU that is not there; its times mean nothing.
+A section that is over its seconds leaves its other cases out, and says so. Times are medians of 20, by events. A dry
+run goes through all the same lines on small sizes, on a GPU that is not there; its times mean nothing.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from torch.nn import functional as F
 import smelt
 from smelt._torch import gpu
 from smelt.bench.models import MODELS
+from smelt.bench.on_gpu import kernels_and_waits
 from smelt.codegen.lower.gpu import GpuProgram, Tf32, gpu_program
 from smelt.codegen.triton.compile import stages
 from smelt.codegen.triton.contraction import TILES, Tile
@@ -54,8 +57,8 @@ from tests.triton.fake_cuda import fake_gpu
 Row = tuple[str, ...]
 Function = Callable[..., Any]
 SECONDS = {
-    "loads": 40, "bits": 80, "draws": 15, "speed": 80, "products": 80, "attention": 40, "models": 100, "calls": 30,
-    "choices": 30, "steps": 50, "launches": 15, "compiling": 30,
+    "loads": 40, "bits": 70, "draws": 15, "speed": 80, "products": 80, "attention": 40, "models": 100, "calls": 30,
+    "choices": 30, "decisions": 20, "steps": 50, "launches": 15, "compiling": 20,
 }  # fmt: skip
 UNARY = ("exp", "tanh", "erf", "log", "log1p", "expm1", "sin", "cos", "rsqrt", "sqrt", "sigmoid", "reciprocal", "floor")
 BINARY = ("add", "mul", "div", "pow", "fmod", "remainder", "atan2", "maximum")
@@ -440,6 +443,27 @@ def choices(machine: Any) -> Iterator[Row]:
     yield "all", f"{len(made)} choices", f"{seconds:.1f} s until the second call"
 
 
+def decisions(machine: Any) -> Iterator[Row]:
+    width = 8 if machine.is_dry else 256
+    weight, x = (machine.upload(drawn(width, width) * 0.05)[1] for _ in range(2))
+
+    def function(x: Tensor, most: Tensor) -> Tensor:
+        count = torch.zeros_like(most)
+        while count < most:
+            x, count = torch.tanh(x @ weight) + x, count + 1
+        return x if x.sum() > 0 else -x
+
+    program = smelt.compile(function)
+    for count in (1, 3) if machine.is_dry else (1, 10, 100):
+        most = machine.upload(torch.tensor(float(count)))[1]
+        for _ in range(2):
+            far = float((program(x, most) - function(x, most)).abs().max())
+        ours, eager = (machine.us(partial(call, x, most)) for call in (program, function))
+        yield f"{count} iterations", f"{ours:.1f} us, eager {eager:.1f}", f"{far:.1e} apart"
+    kernels, waits = kernels_and_waits(program)
+    yield "all", f"{kernels} kernels", f"{len(waits)} lines read by the host", *waits[:3]
+
+
 class Step:
     """A training step; under autocast with scaled gradients where there is a lower type."""
 
@@ -541,6 +565,7 @@ def _run(machine: Gpu) -> int:
             attention,
             models,
             choices,
+            decisions,
             calls,
             steps,
             launches,

@@ -113,7 +113,7 @@ def _model(
             rows[system] = GpuRow(model.name, name, system, bound_ms=bound_ms, note=describe_error(error))
             continue
         ready[system] = call
-        kernels, waits = _seen(call) if system == "smelt" else (None, ())
+        kernels, waits = kernels_and_waits(call) if system == "smelt" else (None, ())
         rows[system] = GpuRow(
             model.name, name, system, first_s=first_s, bound_ms=bound_ms, error=_error(flatten(got), want),
             kernels=kernels, waits=waits,
@@ -138,7 +138,7 @@ def _prepared(system: str, target: Call) -> Call:
     return torch.compile(target, mode=MODES[system], dynamic=False)
 
 
-def _seen(compiled: Any) -> tuple[int, tuple[str, ...]]:
+def kernels_and_waits(compiled: Any) -> tuple[int, tuple[str, ...]]:
     """How many kernels a compiled program launches, and the lines at which it waits for the GPU."""
     reports = [unit.lowered.report for unit in compiled_units(compiled) if unit.lowered is not None]
     waits = [
