@@ -204,3 +204,8 @@ def test_the_readme_is_short_and_shows_the_tiers() -> None:
 
 def test_the_architecture_is_read_in_ten_minutes() -> None:
     assert 1500 < len((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").split()) <= 2500
+
+
+def test_no_python_lies_beside_the_packages() -> None:
+    """What someone tried out is not part of the project: code has a folder that says what it is for."""
+    assert not list(ROOT.glob("*.py"))
