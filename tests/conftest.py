@@ -33,6 +33,7 @@ from smelt._torch import settings as torch_settings  # noqa: E402
 from smelt.compiler import kept_plans  # noqa: E402
 from smelt.compiler.deciding import ledger, worth  # noqa: E402
 from smelt.diag import idle_memory  # noqa: E402
+from smelt.runtime.machine import drafts  # noqa: E402
 
 # For each seed torch writes down the stack once for each kind of device that is not there; nobody reads it, and many
 # tests seed thousands of times.
@@ -149,6 +150,13 @@ _MODES: list[torch_settings.Pair] = [
     (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
     (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
 ]
+
+
+@pytest.fixture(autouse=True)
+def no_drafts_left() -> Iterator[None]:
+    """What a thread does behind a test's first native run is done before the next test, whose disk may refuse."""
+    yield
+    drafts.finish()
 
 
 @pytest.fixture(autouse=True)
