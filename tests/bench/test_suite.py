@@ -19,7 +19,7 @@ from smelt.bench.rows import Row, as_json, merge, read, write
 from smelt.bench.startup import startup_pair
 from smelt.bench.suite import Suite, Watch, run
 from smelt.bench.systems import Context, Ready, System, systems
-from smelt.bench.wide_models import WIDE_MODELS
+from smelt.bench.wide.wide_models import WIDE_MODELS
 
 PLAN = Plan(repeats=3, sample_ms=0.05, budget_s=2.0)
 EAGER = next(s for s in systems() if s.name == "eager")

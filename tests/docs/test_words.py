@@ -11,6 +11,7 @@ import inspect
 import pkgutil
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -209,3 +210,8 @@ def test_the_architecture_is_read_in_ten_minutes() -> None:
 def test_no_python_lies_beside_the_packages() -> None:
     """What someone tried out is not part of the project: code has a folder that says what it is for."""
     assert not list(ROOT.glob("*.py"))
+
+
+def test_a_folder_holds_at_most_twenty_modules() -> None:
+    modules = Counter(path.parent for path in (ROOT / "src/smelt").rglob("*.py") if path.name != "__init__.py")
+    assert [(str(folder), count) for folder, count in modules.items() if count > 20] == []

@@ -22,7 +22,7 @@ from smelt.bench.suite import EAGER, Suite, Watch, run
 from smelt.bench.systems import DTYPES, System, missing, systems
 from smelt.bench.training import training_systems
 from smelt.bench.training_models import TRAINING_MODELS
-from smelt.bench.wide_models import WIDE_MODELS
+from smelt.bench.wide.wide_models import WIDE_MODELS
 from smelt.cli.bench_gpu import bench_gpu
 from smelt.cli.ingot import bench_ingot, is_ingot
 from smelt.diag.console import console, progress

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smelt.bench import wide_programs as programs
 from smelt.bench.models import Built, Model, Positional, transformer
 from smelt.bench.programs import lerp
+from smelt.bench.wide import wide_programs as programs
 
 BATCHES = (1, 8)
 _HF = ("transformers",)
