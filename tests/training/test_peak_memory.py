@@ -343,7 +343,8 @@ def test_peak_of_a_step_is_at_most_eagers(kind: str) -> None:
 
     def peaks(kind: str) -> tuple[float, ...]:
         call = [sys.executable, "-c", PEAK, kind]
-        return tuple(map(float, subprocess.run(call, capture_output=True, text=True, check=True).stdout.split()))
+        run = subprocess.run(call, capture_output=True, text=True, check=True, timeout=300)
+        return tuple(map(float, run.stdout.split()))
 
     def are_low(runs: list[tuple[float, ...]]) -> bool:
         return all(

@@ -442,7 +442,7 @@ class Evaluated:
 def _as_operand(node: Node, types: Sequence[Type]) -> tuple[int, ...] | None:
     """Strides of a node's result in the order of its largest operand's dimensions; None where that tells none.
 
-    types: of all operands, as they lie.
+    types: of all operands, memory layouts included.
     """
     tensors = [t for t in types if isinstance(t, TensorType) and not is_symbolic((*t.sizes, *t.steps))]
     result = node.results[0].type

@@ -20,6 +20,19 @@ WHERE_TRUE: Final = 1
 WHERE_FALSE: Final = 2
 """Which of its two conditions a launch sets; the second one is the opposite of the first."""
 
+
+def _set(condition: str, value: str) -> str:
+    """The lines that set a condition's value, both in registers."""
+    return f"""\
+    {{
+        .param .b64 condition;
+        .param .b32 value;
+        st.param.b64 [condition], {condition};
+        st.param.b32 [value], {value};
+        call.uni cudaGraphSetConditional, (condition, value);
+    }}"""
+
+
 PTX: Final = f"""\
 .version 7.0
 .target sm_80
@@ -59,25 +72,13 @@ PTX: Final = f"""\
     setp.eq.u32 %p3, %r5, 0;
     @%p3 bra SECOND;
     ld.param.u64 %d3, [where_true];
-    {{
-        .param .b64 condition;
-        .param .b32 value;
-        st.param.b64 [condition], %d3;
-        st.param.b32 [value], %r2;
-        call.uni cudaGraphSetConditional, (condition, value);
-    }}
+{_set("%d3", "%r2")}
 SECOND:
     and.b32 %r6, %r4, {WHERE_FALSE};
     setp.eq.u32 %p3, %r6, 0;
     @%p3 bra END;
     ld.param.u64 %d4, [where_false];
-    {{
-        .param .b64 condition;
-        .param .b32 value;
-        st.param.b64 [condition], %d4;
-        st.param.b32 [value], %r3;
-        call.uni cudaGraphSetConditional, (condition, value);
-    }}
+{_set("%d4", "%r3")}
 END:
     ret;
 }}

@@ -65,7 +65,7 @@ Accepts = Callable[[Graph, Node], str]
 
 
 class _NoForm(Exception):
-    """Why a branch or a loop stays as it is."""
+    """Why a branch or a loop is left to the host."""
 
 
 @dataclass(frozen=True, slots=True)
