@@ -41,6 +41,40 @@ def test_winograd_of_a_row() -> None:
     torch.testing.assert_close(found, points.view(2, 4, 3, 4).permute(0, 3, 2, 1), rtol=1e-6, atol=1e-7)
 
 
+def test_winograd_of_frames() -> None:
+    weight = torch.randn(8, 3, 3, 2, 5)  # [cout, cin, 3, kh, kw]
+    g = torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1.0]], dtype=torch.float64)
+    points = torch.einsum("pt,oityx->opyxi", g, weight.double()).float()
+    filters = Filters("winograd_frames", 1, 4, True)
+    found = filters.packed(weight.view(8, 3, 6, 5))
+    assert found.shape == filters.shape((8, 3, 6, 5))
+    torch.testing.assert_close(found, points.view(2, 4, 4, 30).permute(0, 2, 3, 1), rtol=1e-6, atol=1e-7)
+
+
+def test_winograd_of_squares_over_frames() -> None:
+    weight = torch.randn(8, 3, 2, 3, 3)  # [cout, cin, taps, 3, 3]
+    filters = Filters("winograd_deep", 1, 4, True)
+    found = filters.packed(weight.view(8, 3, 6, 3))
+    assert found.shape == filters.shape((8, 3, 6, 3))
+    for tap in range(2):
+        assert torch.equal(found[:, :, tap * 3 : tap * 3 + 3], pack_winograd(weight[:, :, tap], 4))
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_turned(groups: int) -> None:
+    weight = torch.randn(6, 5, 2, 4)
+    filters = Filters("turned", groups, 4, False)
+    found = filters.packed(weight)
+    assert found.shape == filters.shape((6, 5, 2, 4))
+    by_group = weight.view(groups, 6 // groups, 5, 2, 4)
+    for group, panel, column in torch.cartesian_prod(*map(torch.arange, (groups, 2, 4))).tolist():
+        channel = panel * 4 + column
+        taps = (
+            by_group[group, :, channel].flip(1, 2).permute(1, 2, 0) if channel < 5 else torch.zeros(2, 4, 6 // groups)
+        )
+        assert torch.equal(found[group * 2 + panel, :, column], taps.flatten())
+
+
 @pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
 def test_what_is_finite(value: float) -> None:
     weight = torch.full((3, 5), torch.finfo(torch.float32).max)

@@ -627,6 +627,13 @@ def test_named_padding_is_folded(padding: str) -> None:
     assert "aten.batch_norm.default" not in ops(check(module, (randn(2, 4, 7, 7),), fold_batch_norm))
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_transposed_convolution_before_batch_norm_is_folded(bias: bool) -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.ConvTranspose2d(4, 8, 3, 2, 1, 1, bias=bias), norm(8)).eval()
+    assert "aten.batch_norm.default" not in ops(check(module, (randn(2, 4, 7, 7),), fold_batch_norm))
+
+
 def test_linear_before_batch_norm_is_folded() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(4, 6), norm(6)).eval()
     assert "aten.batch_norm.default" not in ops(check(module, (randn(5, 4),), fold_batch_norm))
@@ -638,7 +645,7 @@ class NotFolded(torch.nn.Module):
         torch.manual_seed(0)
         self.how = how
         self.conv = torch.nn.Conv2d(4, 8, 3)
-        self.turned = torch.nn.ConvTranspose2d(4, 8, 3)
+        self.turned = torch.nn.ConvTranspose2d(4, 8, 3, groups=2)
         self.norm = norm(8)
         self.free = torch.nn.BatchNorm2d(8, track_running_stats=False)
         self.linear, self.norm1 = torch.nn.Linear(4, 6), norm(6)
@@ -649,7 +656,7 @@ class NotFolded(torch.nn.Module):
                 return F.batch_norm(self.conv(x), self.norm.running_mean, self.norm.running_var, training=True)
             case "no statistics":
                 return self.free(self.conv(x))
-            case "transposed":
+            case "transposed in groups":
                 return self.norm(self.turned(x))
             case "used twice":
                 y = self.conv(x)
@@ -662,7 +669,8 @@ class NotFolded(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    "how", ["training", "no statistics", "transposed", "used twice", "statistics of the call", "rows of a linear"]
+    "how",
+    ["training", "no statistics", "transposed in groups", "used twice", "statistics of the call", "rows of a linear"],
 )
 def test_what_is_not_folded(how: str) -> None:
     graph = check(NotFolded(how).eval(), (randn(2, 4, 7, 7),), fold_batch_norm, tolerance=0.0)

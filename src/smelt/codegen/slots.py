@@ -12,6 +12,7 @@ from smelt.codegen.fusion.rules.rules import RULES
 from smelt.codegen.lower.images.convolution import CONVOLUTIONS
 from smelt.codegen.lower.lowering import LOWERINGS
 from smelt.ops.record import OpRecord, Slot
+from smelt.passes.layers.transposed import TRANSPOSED
 
 NOT_BUILT: Final = {Slot.TRITON: "code for GPUs"}
 """Kinds of which nothing is built yet."""
@@ -35,7 +36,7 @@ def _kernel(record: OpRecord) -> str:
         return "loop nest"
     if record.product is not None:
         return "product"
-    if record.name in CONVOLUTIONS:
+    if record.name in CONVOLUTIONS or record.name in TRANSPOSED:
         return "convolution"
     if record.name in LOWERINGS:
         return "lowering"

@@ -4,6 +4,9 @@
       copy the input rows that it sees to scratch, zeros around them (planes apart if x is [n, c, h, w], else together)
       for panels of channels, tiles of pixels, k:  acc[p] = fma(scratch[tile + offset[k] + p * step], w[k], acc[p])
 
+Over frames an image is a frame of the result: the rows of all frames that it sees are copied, and the products of taps
+in time that lie outside are left out.
+
 Invariant: offset[k] is a table of the shape, so any kernel, dilation and both layouts are one text; only the distance
 of two pixels is in it.
 """
@@ -25,6 +28,7 @@ WORDS = (
     "x_plane", "x_h", "planes", "plane_rows", "row", "lead", "run", "depth", "block", "out_pixel", "columns",
     "panel_size",
 )  # fmt: skip
+_OVER_FRAMES = ("results", "frames", "step_t", "before", "gap", "taps", "x_t")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class BorderedVariant:
     """What the text depends on. step: elements of scratch between two neighbouring pixels of the result.
 
     spread: a row's length is known at run time only, and the table has rows and elements apart. live: as of
-    `DenseVariant`.
+    `DenseVariant`. is_over: over frames; the words of that axis follow.
     """
 
     tile: Tile
@@ -42,6 +46,22 @@ class BorderedVariant:
     epilogue: Epilogue
     spread: bool = False
     live: bool = False
+    is_over: bool = False
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of the words."""
+        return (*WORDS, *(_OVER_FRAMES if self.is_over else ()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The taps in time that lie inside, and where the frame of tap 0 lies; the first product and those behind it."""
+
+    first: str
+    after: str
+    base: str
+    products: tuple[str, str]
 
 
 @lru_cache(maxsize=128)
@@ -62,7 +82,7 @@ class _Bordered:
         self.x, self.out, self.packed, self.table = (fn.address(i) for i in range(4))
         count = len(variant.epilogue.operands)
         self.operands = tuple(fn.address(4 + i) for i in range(count))
-        self.words = {name: fn.word(4 + count + variant.live + i) for i, name in enumerate(WORDS)}
+        self.words = {name: fn.word(4 + count + variant.live + i) for i, name in enumerate(variant.words)}
         self.totals = self.micro.totals() if variant.blocked else ""
         self.finite = Finite(self.micro) if variant.live else None
 
@@ -75,7 +95,8 @@ class _Bordered:
             image = fn.let(f"udiv i64 {rows_number}, {w['row_blocks']}")
             row = fn.mul(fn.let(f"urem i64 {rows_number}, {w['row_blocks']}"), w["row_step"])
             row_end = self._least(fn.add(row, w["row_step"]), w["oh"])
-            self._copy(image, row)
+            seen = self._seen(image)
+            self._copy(seen, row)
             with fn.loop(panel, panel_end) as q:
                 packed = fn.gep("float", self.packed, fn.mul(q.index, w["panel_size"]))
                 column = fn.mul(q.index, tile.columns)
@@ -86,20 +107,45 @@ class _Bordered:
                     below = fn.mul(fn.let(f"sub i64 {r.index}, {row}"), w["stride_h"])
                     scratch = fn.gep("float", "%scratch", fn.mul(below, w["row"]))
                     pixel = fn.mul(fn.add(fn.mul(image, w["oh"]), r.index), w["ow"])
-                    self._row(scratch, packed, pixel, column, masks)
+                    self._row(scratch, packed, pixel, column, (masks, seen))
         return fn.finish() if self.finite is None else fn.finish(self.finite.code())
 
     def _least(self, a: str, b: str) -> str:
         is_less = self.fn.let(f"icmp slt i64 {a}, {b}")
         return self.fn.let(f"select i1 {is_less}, i64 {a}, i64 {b}")
 
-    def _copy(self, image: str, row: str) -> None:
-        """Fill scratch[planes][plane_rows][row] with the input rows that the result's rows from `row` on see."""
+    def _seen(self, image: str) -> _Seen:
+        """What an image of the result sees along time."""
+        fn, w = self.fn, self.words
+        if not self.variant.is_over:
+            return _Seen("0", "1", fn.gep("float", self.x, fn.mul(image, w["x_n"])), ("0", w["depth"]))
+        sample, result = fn.let(f"udiv i64 {image}, {w['results']}"), fn.let(f"urem i64 {image}, {w['results']}")
+        start = fn.let(f"sub i64 {fn.mul(result, w['step_t'])}, {w['before']}")
+        with fn.loop(0, w["taps"], 1, [("i64", w["taps"]), ("i64", "0")]) as tap:
+            first, after = tap.carried
+            frame = fn.add(start, fn.mul(tap.index, w["gap"]))
+            is_inside = fn.let(f"icmp ult i64 {frame}, {w['frames']}")
+            first.next = fn.let(f"select i1 {is_inside}, i64 {self._least(first.now, tap.index)}, i64 {first.now}")
+            after.next = fn.let(f"select i1 {is_inside}, i64 {fn.add(tap.index, 1)}, i64 {after.now}")
+        begin, end = self._least(first.last, after.last), after.last
+        base = fn.gep("float", self.x, fn.add(fn.mul(sample, w["x_n"]), fn.mul(start, w["x_t"])))
+        each = fn.let(f"udiv i64 {w['depth']}, {w['taps']}")
+        return _Seen(begin, end, base, (fn.mul(begin, each), fn.mul(end, each)))
+
+    def _copy(self, seen: _Seen, row: str) -> None:
+        """Fill scratch[taps][planes][plane_rows][row] with the input rows that the result's rows from `row` on see."""
         fn, w = self.fn, self.words
         top = fn.let(f"sub i64 {fn.mul(row, w['stride_h'])}, {w['top']}")
-        base = fn.gep("float", self.x, fn.mul(image, w["x_n"]))
-        with fn.loop(0, w["planes"]) as plane, fn.loop(0, w["plane_rows"]) as line:
-            to = fn.gep("float", "%scratch", fn.mul(fn.add(fn.mul(plane.index, w["plane_rows"]), line.index), w["row"]))
+        with (
+            fn.loop(seen.first, seen.after) as tap,
+            fn.loop(0, w["planes"]) as plane,
+            fn.loop(0, w["plane_rows"]) as line,
+        ):
+            base, number = seen.base, plane.index
+            if self.variant.is_over:
+                base = fn.gep("float", base, fn.mul(fn.mul(tap.index, w["gap"]), w["x_t"]))
+                number = fn.add(fn.mul(tap.index, w["planes"]), number)
+            to = fn.gep("float", "%scratch", fn.mul(fn.add(fn.mul(number, w["plane_rows"]), line.index), w["row"]))
             y = fn.add(top, line.index)
             is_inside = fn.let(f"icmp ult i64 {y}, {w['h']}")
             # A row outside is all zeros: nothing is read, and the zeros "after" a run of 0 begin at once.
@@ -120,14 +166,15 @@ class _Bordered:
         with fn.loop(whole, count) as i:
             fn.store("float", fn.load("float", fn.gep("float", source, i.index), 4), fn.gep("float", to, i.index), 4)
 
-    def _row(self, scratch: str, packed: str, pixel: str, column: str, masks: list[str] | None) -> None:
-        """One row of the result in one panel."""
+    def _row(self, scratch: str, packed: str, pixel: str, column: str, how: tuple[list[str] | None, _Seen]) -> None:
+        """One row of the result in one panel. how: the lanes that are stored, all by default, and what is seen."""
         fn, w, tile = self.fn, self.words, self.variant.tile
+        masks, seen = how
         last = fn.let(f"sub i64 {w['ow']}, {tile.pixels}")
         with fn.loop(0, w["ow"], tile.pixels) as t:
             # A tile that would reach past the row begins earlier and computes some pixels again, to the same bits.
             at = self._least(t.index, last)
-            acc = self._sums(fn.gep("float", scratch, fn.mul(at, self.variant.step)), packed)
+            acc = self._sums(fn.gep("float", scratch, fn.mul(at, self.variant.step)), packed, seen.products)
             if self.finite is not None:
                 self.finite.note(acc)
             first = fn.add(pixel, at)
@@ -135,17 +182,22 @@ class _Bordered:
             target = Target(self.out, self.operands, column, tuple(offsets))
             store_tile(self.micro, self.ops, self.variant.epilogue, acc, target, masks)
 
-    def _sums(self, corner: str, packed: str) -> list[str]:
-        fn, w, micro = self.fn, self.words, self.micro
+    def _sums(self, corner: str, packed: str, products: tuple[str, str]) -> list[str]:
+        """The sums of a tile. products: the first one, and those behind the last."""
+        fn, micro, (first, after) = self.fn, self.micro, products
         if not self.variant.blocked:
-            return self._products(corner, self.table, w["depth"], packed)
+            return self._products_from(corner, packed, first, fn.let(f"sub i64 {after}, {first}"))
         micro.clear(self.totals)
-        with fn.loop(0, w["depth"], w["block"]) as k:
-            length = self._least(w["block"], fn.let(f"sub i64 {w['depth']}, {k.index}"))
-            weights = fn.gep("float", packed, fn.mul(k.index, micro.tile.columns))
-            table = fn.gep("i64", self.table, fn.mul(k.index, 2) if self.variant.spread else k.index)
-            micro.add_to(self.totals, self._products(corner, table, length, weights))
+        with fn.loop(first, after, self.words["block"]) as k:
+            length = self._least(self.words["block"], fn.let(f"sub i64 {after}, {k.index}"))
+            micro.add_to(self.totals, self._products_from(corner, packed, k.index, length))
         return micro.read(self.totals)
+
+    def _products_from(self, corner: str, packed: str, first: str, length: str) -> list[str]:
+        fn = self.fn
+        weights = fn.gep("float", packed, fn.mul(first, self.micro.tile.columns))
+        table = fn.gep("i64", self.table, fn.mul(first, 2) if self.variant.spread else first)
+        return self._products(corner, table, length, weights)
 
     def _products(self, corner: str, table: str, length: str, weights: str) -> list[str]:
         fn, step = self.fn, self.variant.step

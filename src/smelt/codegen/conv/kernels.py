@@ -2,6 +2,7 @@
 
 depthwise   one input channel a group, as many outputs      depthwise.py
 first       few input channels, a window: rows copied       bordered.py
+winograd    three taps along one or two axes                winograd.py
 flat        1x1 over pixels at one stride                   dense.py
 window      everything else                                 dense.py
 """
@@ -9,7 +10,7 @@ window      everything else                                 dense.py
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
@@ -20,7 +21,7 @@ from smelt.codegen.conv.epilogue import Epilogue
 from smelt.codegen.conv.micro import Tile
 from smelt.codegen.conv.pack import Tap
 from smelt.codegen.conv.repack import Packed
-from smelt.codegen.conv.shape import ConvShape
+from smelt.codegen.conv.shape import ConvShape, Over
 from smelt.codegen.conv.tiles import (
     MAX_PIXELS,
     copied_rows,
@@ -32,19 +33,19 @@ from smelt.codegen.conv.tiles import (
     seen_rows,
     tile_pixels,
     winograd_blocks,
+    winograd_frames_pays,
     winograd_pays,
     winograd_row_pays,
     within_row,
 )  # fmt: skip
 from smelt.codegen.llvm.isa import Isa, has_wide_multipliers
 from smelt.ir.sizes import equals, is_one, is_symbolic, is_whole, size_min
-from smelt.runtime.filters import Filters
+from smelt.passes.layers.frames import COPIED_CHANNELS
+from smelt.runtime.filters import Filters, Form
 
 Strides = tuple[int, int, int, int]
 """Of n, c, h, w in elements."""
 
-# Below this many input channels the lanes' broadcasts are few between two changes of place: copying rows is better.
-_FEW_CHANNELS = 8
 # Input columns that a depthwise tile may hold in registers and pointers.
 _MAX_COLUMNS = 10
 _MAX_WINDOW_COLUMNS = 24
@@ -74,7 +75,8 @@ class ConvPlan:
     @property
     def filters(self) -> Filters:
         """How a weight is packed before the run."""
-        return Filters(self.packed.form, self.groups, self.packed.columns, self.finite)
+        form: Form = "turned" if self.packed.turned else self.packed.form
+        return Filters(form, self.groups, self.packed.columns, self.finite)
 
     @property
     def text(self) -> str:
@@ -109,8 +111,11 @@ def _is_depthwise(shape: ConvShape) -> bool:
     return shape.groups == shape.cin == shape.cout and shape.groups > 1
 
 
-def _is_first(shape: ConvShape) -> bool:
-    return shape.groups == 1 and shape.cin < _FEW_CHANNELS and (shape.kh > 1 or shape.kw > 1)
+def is_few(shape: ConvShape) -> bool:
+    """Whether so few channels are read through a window that rows are better copied: the lanes' broadcasts would be few
+    between two changes of place.
+    """
+    return shape.groups == 1 and shape.cin <= COPIED_CHANNELS and (shape.kh > 1 or shape.kw > 1)
 
 
 def plan_kernel(
@@ -125,7 +130,7 @@ def plan_kernel(
         return None
     if _is_depthwise(shape):
         return _depthwise(isa, shape, strides, epilogue, live) if is_channels_last(shape, strides) else None
-    if _is_first(shape) and (is_planes(shape, strides) or _is_packed_row(shape, strides)):
+    if is_few(shape) and (is_planes(shape, strides) or _is_packed_row(shape, strides)):
         return _first(isa, shape, strides, epilogue, live)
     if not is_channels_last(shape, strides):
         return None
@@ -133,10 +138,32 @@ def plan_kernel(
 
 
 def plan_phase(
-    isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue, phase: Phase, *, live: bool = True
+    isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue, phase: Phase, *, live: bool, turned: bool = False
 ) -> ConvPlan:
-    """The kernel for a part of a result that some taps reach: of the gradient of an image, or some frames."""
-    return _dense(isa, shape, strides, epilogue, live, phase)
+    """The kernel for a part of a result that some taps reach: of the gradient of an image, or some frames. turned: a
+    weight that is packed before the run is of the convolution which had the image.
+    """
+    plan = _dense(isa, shape, strides, epilogue, live, phase)
+    return replace(plan, packed=replace(plan.packed, turned=turned))
+
+
+def plan_frames(isa: Isa, over: Over, strides: tuple[int, ...], epilogue: Epilogue) -> ConvPlan | None:
+    """The kernel that gives all frames of a result at once; None where parts of them have kernels of their own.
+
+    strides: of n, c, frames, h, w in elements.
+
+    The result, and "element" operands of the epilogue, are dense with channels side by side.
+    """
+    sample, channel, frame, row, column = strides
+    inside = sample, channel, row, column
+    if is_few(over.shape):
+        if is_planes(over.shape, inside) or _is_packed_row(over.shape, inside):
+            return _first(isa, over.shape, inside, epilogue, live=False, along=Along(over, frame))
+        return None
+    if channel != 1:
+        return None
+    along = Along(over, frame)
+    return _winograd_deep(isa, along, inside, epilogue) or _winograd_frames(isa, along, inside, epilogue)
 
 
 def _is_packed_row(shape: ConvShape, strides: Strides) -> bool:
@@ -217,6 +244,14 @@ def _dense(
 # --- 3x3, and 3 in a row
 
 
+@dataclass(frozen=True, slots=True)
+class Along:
+    """The axis of time: what the convolution is along it, and the distance of two frames in x."""
+
+    over: Over
+    to_frame: int
+
+
 def _winograd(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue, live: bool) -> ConvPlan | None:
     """The kernel with fewer products, where it saves enough of them; None elsewhere."""
     at = shape.window
@@ -240,7 +275,7 @@ def _winograd(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue, 
     tile_step, panel_step = winograd_blocks(tiles, pixels, panels, points * shape.cin * 4, _WINOGRAD_COLUMNS // columns)
     words = (
         panels, -(-panels // panel_step), panel_step, tiles, tile_step, th, tw, shape.oh, shape.ow, shape.h, shape.w,
-        *at.before, strides[0], strides[2], strides[3], shape.cin, shape.cout, points * shape.cin * columns,
+        *at.before, strides[0], strides[2], strides[3], shape.cin, shape.cin, shape.cout, points * shape.cin * columns,
         *((gap,) if is_row else ()),
     )  # fmt: skip
 
@@ -256,41 +291,131 @@ def _winograd(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue, 
     )  # fmt: skip
 
 
+def _winograd_deep(isa: Isa, along: Along, strides: Strides, epilogue: Epilogue) -> ConvPlan | None:
+    """The kernel that makes squares of 2x2 of a frame from several frames; None where it saves too few products."""
+    over, shape = along.over, along.over.shape
+    at, taps = shape.window, over.taps
+    vectors = 4 if has_wide_multipliers(isa) and shape.cout % 64 == 0 else 2
+    columns = vectors * isa.f32_lanes
+    if (shape.kh, shape.kw, *at.stride, *at.dilation, shape.groups) != (3, 3, 1, 1, 1, 1, 1):
+        return None
+    if isa.name == "baseline" or shape.cin % winograd.BLOCK or shape.cout % columns:
+        return None
+    th, tw = -(-shape.oh // 2), -(-shape.ow // 2)
+    images, depth = shape.n * over.results, taps * shape.cin
+    tiles = images * th * tw
+    # What is computed of taps beyond both ends counts as if it were more tiles.
+    pixels = shape.n * shape.oh * shape.ow * over.reached // taps
+    if not winograd_pays(isa, pixels, tiles, depth * shape.cout):
+        return None
+    pixels = tile_pixels(tiles, MAX_PIXELS if isa.f32_lanes == 16 and vectors == 2 else 6)
+    variant = winograd.WinogradVariant(Tile(isa.f32_lanes, vectors, pixels), epilogue, is_deep=True)
+    cut = over.frames, over.results, over.step, over.before, over.gap, taps, along.to_frame
+    return _winograd_of_frames(isa, variant, over, strides, (tiles, th, tw, depth), cut)
+
+
+def _winograd_frames(isa: Isa, along: Along, strides: Strides, epilogue: Epilogue) -> ConvPlan | None:
+    """The kernel that makes two frames of a result from four with 4 products for 6; None where it saves too few."""
+    over, shape = along.over, along.over.shape
+    at = shape.window
+    vectors = 4 if has_wide_multipliers(isa) and shape.cout % 64 == 0 else 2
+    columns = vectors * isa.f32_lanes
+    if isa.name == "baseline" or shape.cin % winograd.BLOCK or shape.cout % columns:
+        return None
+    if (over.taps, over.step, shape.groups) != (3, 1, 1):
+        return None
+    pairs = -(-over.results // (2 * over.gap)) * over.gap
+    if not winograd_frames_pays(over, pairs):
+        return None
+    area = shape.oh * shape.ow
+    tiles = shape.n * pairs * area
+    pixels = tile_pixels(tiles, MAX_PIXELS if isa.f32_lanes == 16 and vectors == 2 else 6)
+    variant = winograd.WinogradVariant(Tile(isa.f32_lanes, vectors, pixels), epilogue, is_over=True)
+    cut = (
+        over.gap, over.frames, over.results, over.before, along.to_frame, shape.kh, shape.kw, *at.stride, *at.dilation
+    )  # fmt: skip
+    return _winograd_of_frames(isa, variant, over, strides, (tiles, pairs, area, shape.depth), cut)
+
+
+def _winograd_of_frames(
+    isa: Isa,
+    variant: winograd.WinogradVariant,
+    over: Over,
+    strides: Strides,
+    sizes: tuple[int, int, int, int],
+    cut: tuple[int, ...],
+) -> ConvPlan:
+    """The plan of either. sizes: tiles, those along both axes, inputs of a point; cut: the variant's own words."""
+    shape, columns, points = over.shape, variant.tile.columns, variant.points
+    tiles, th, tw, depth = sizes
+    panels = shape.cout // columns
+    tile_step, panel_step = winograd_blocks(
+        tiles, variant.tile.pixels, panels, points * depth * 4, _WINOGRAD_COLUMNS // columns
+    )  # fmt: skip
+    words = (
+        panels, -(-panels // panel_step), panel_step, tiles, tile_step, th, tw, shape.oh, shape.ow, shape.h, shape.w,
+        *shape.window.before, strides[0], strides[2], strides[3], shape.cin, depth, shape.cout,
+        points * depth * columns, *cut,
+    )  # fmt: skip
+
+    def tables() -> tuple[torch.Tensor, ...]:
+        return (torch.zeros(shape.cin),)
+
+    form: Form = "winograd_deep" if variant.is_deep else "winograd_frames"
+    return ConvPlan(
+        "winograd", partial(winograd.winograd_text, isa, variant), words,
+        -(-tiles // tile_step) * -(-panels // panel_step),
+        nanoseconds(isa, points * tile_step * depth * panel_step * columns * 1.1),
+        winograd.scratch_nbytes(variant, tile_step, depth), True, Packed(form, isa.f32_lanes, variant.tile.vectors),
+        tables,
+    )  # fmt: skip
+
+
 # --- few input channels
 
 
-def _first(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue, live: bool) -> ConvPlan:
+def _first(
+    isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue, live: bool, along: Along | None = None
+) -> ConvPlan:
     planes = is_planes(shape, strides) and (shape.cin == 1 or not _is_packed_row(shape, strides))
     at = shape.window
     unit = 1 if planes else shape.cin
     row = ((shape.ow - 1) * at.stride[1] + (shape.kw - 1) * at.dilation[1] + 1) * unit
     tile = within_row(dense_tile(isa, shape.cout, shape.ow), shape.ow)
     limit = pack.block_limit(shape)
+    taps = 1 if along is None else along.over.taps
+    depth = taps * shape.depth
     copies = shape.cin if planes else 1
-    rows = copied_rows(shape, copies, row)
+    rows = copied_rows(shape, taps * copies, row)
     height = seen_rows(shape, rows)
     panels = -(-shape.cout // tile.columns)
-    panel_ns = nanoseconds(isa, shape.depth * tile.columns * rows * shape.ow)
+    panel_ns = nanoseconds(isa, depth * tile.columns * rows * shape.ow)
     panel_step = first_panels(panels, panel_ns)
     row_blocks, panel_blocks = -(-shape.oh // rows), -(-panels // panel_step)
     lead = size_min(at.before[1] * unit, row)
-    words = (
+    words: tuple[int, ...] = (
         panels, panel_blocks, panel_step, row_blocks, rows, shape.oh, shape.ow, shape.h, at.before[0], at.stride[0],
         strides[0], strides[1], strides[2], copies, height, row, lead, size_min(shape.w * unit, row - lead),
-        shape.depth, pack.even_block(shape.depth, limit), shape.cout, shape.cout, shape.depth * tile.columns,
+        depth, pack.even_block(depth, limit), shape.cout, shape.cout, depth * tile.columns,
     )  # fmt: skip
+    images = shape.n
+    if along is not None:
+        over = along.over
+        images *= over.results
+        words = (*words, over.results, over.frames, over.step, over.before, over.gap, over.taps, along.to_frame)
     spread = is_symbolic(row)
     variant = bordered.BorderedVariant(
-        tile, at.stride[1] * unit, shape.depth > limit, shape.cout % tile.columns != 0, epilogue, spread, live
-    )
+        tile, at.stride[1] * unit, depth > limit, shape.cout % tile.columns != 0, epilogue, spread, live,
+        along is not None,
+    )  # fmt: skip
 
     def tables() -> tuple[torch.Tensor, ...]:
-        return (pack.offset_table(shape, planes, height, None if spread else row),)
+        return (pack.offset_table(shape, planes, height, None if spread else row, taps),)
 
     return ConvPlan(
-        "first", partial(bordered.bordered_text, isa, variant), words, shape.n * row_blocks * panel_blocks,
-        panel_ns * panel_step, copies * height * row * 4, shape.has_border, Packed("dense", tile.lanes, tile.vectors),
-        tables,
+        "first", partial(bordered.bordered_text, isa, variant), words, images * row_blocks * panel_blocks,
+        panel_ns * panel_step, taps * copies * height * row * 4, shape.has_border,
+        Packed("dense", tile.lanes, tile.vectors), tables,
     )  # fmt: skip
 
 

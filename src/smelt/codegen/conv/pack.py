@@ -68,16 +68,21 @@ def segment_table(
     return torch.tensor(flat, dtype=torch.int64), len(starts) - 1, len(rows), min(chunk, shape.group_in)
 
 
-def offset_table(shape: ConvShape, planes: bool, plane_rows: int, row: int | None) -> torch.Tensor:
+def offset_table(shape: ConvShape, planes: bool, plane_rows: int, row: int | None, taps: int = 1) -> torch.Tensor:
     """int64[depth]: where in scratch product k of a pixel lies, in the order of `pack_dense`.
 
-    planes: scratch is [cin, plane_rows, row]; else [plane_rows, row] with the channels of a pixel together.
+    planes: scratch is [taps, cin, plane_rows, row]; else [taps, plane_rows, row] with the channels of a pixel together.
     row: None for one that is known at run time only; then int64[depth, 2]: whole rows, and elements within one.
+    taps: in time.
     """
     ky = torch.arange(shape.kh).view(-1, 1, 1) * shape.window.dilation[0]
     kx = torch.arange(shape.kw).view(1, -1, 1) * shape.window.dilation[1]
     c = torch.arange(shape.cin).view(1, 1, -1)
-    rows, inside = (c * plane_rows + ky, kx) if planes else (ky, kx * shape.cin + c)
+    t = torch.arange(taps).view(-1, 1, 1, 1)
+    if planes:
+        rows, inside = (t * shape.cin + c) * plane_rows + ky, kx
+    else:
+        rows, inside = t * plane_rows + ky, kx * shape.cin + c
     if row is None:
         return torch.stack(torch.broadcast_tensors(rows, inside), -1).reshape(-1, 2).contiguous()
     return (rows * row + inside).reshape(-1).contiguous()

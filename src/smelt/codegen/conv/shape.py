@@ -84,3 +84,31 @@ class ConvShape:
         ends = ((self.oh - 1) * at.stride[0] - at.before[0] + (self.kh - 1) * at.dilation[0],
                 (self.ow - 1) * at.stride[1] - at.before[1] + (self.kw - 1) * at.dilation[1])  # fmt: skip
         return any(at.before) or ends[0] >= self.h or ends[1] >= self.w
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """A convolution over frames: that of one frame by the taps of one moment, and what it is along time.
+
+    shape: n counts samples. frames, results: of a sample of the image and of the result. taps, step, before, gap: taps
+    in time, how many frames from one result to the next, frames of zeros before the first, and from tap to tap.
+    """
+
+    shape: ConvShape
+    frames: int
+    results: int
+    taps: int
+    step: int
+    before: int
+    gap: int
+
+    @property
+    def depth(self) -> int:
+        """Products summed into one element of the result."""
+        return self.taps * self.shape.depth
+
+    @property
+    def reached(self) -> int:
+        """Taps that lie inside of the image, of all frames of a result together."""
+        starts = (at * self.step - self.before for at in range(self.results))
+        return sum(0 <= start + tap * self.gap < self.frames for start in starts for tap in range(self.taps))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from smelt.codegen.conv.micro import Tile
-from smelt.codegen.conv.shape import ConvShape
+from smelt.codegen.conv.shape import ConvShape, Over
 from smelt.codegen.llvm.isa import Isa, has_wide_multipliers
 from smelt.ir.sizes import chosen, late
 from smelt.runtime.machine.cpu import data_cache_nbytes
@@ -27,6 +27,8 @@ _MIN_ITEMS, _ITEMS_PER_THREAD = 16, 4
 _WINOGRAD_NBYTES, _MIN_WINOGRAD_ITEMS = 384 << 10, 4
 # Products that the 3x3 kernel must save to pay for its transforms; what it has for the 36 of a tile.
 _MIN_SAVING, _WINOGRAD_POINTS = 1.5, 16
+# Along time, where what the border has is not multiplied otherwise.
+_MIN_FRAME_SAVING = 1.2
 # Along a row, and what inputs * outputs / (inputs + outputs) of channels must be at least.
 _MIN_ROW_SAVING, _ROW_POINTS, _LEAST_ROW_CHANNELS = 1.35, 4, 30
 # Tiles that pay for writing and reading a weight of 16 points where one of 9 taps is there.
@@ -176,6 +178,13 @@ def winograd_row_pays(isa: Isa, pixels: int, tiles: int, inputs: int, outputs: i
     if has_wide_multipliers(isa) or 3 * pixels < _MIN_ROW_SAVING * _ROW_POINTS * tiles:
         return False
     return inputs * outputs >= _LEAST_ROW_CHANNELS * (inputs + outputs)
+
+
+def winograd_frames_pays(over: Over, pairs: int) -> bool:
+    """The same along time, where a pair of frames takes 4 products, and the others those taps that lie inside."""
+    depth, outputs = over.shape.depth, over.shape.cout
+    saves = over.reached >= _MIN_FRAME_SAVING * _ROW_POINTS * pairs
+    return saves and depth * outputs >= _LEAST_ROW_CHANNELS * (depth + outputs)
 
 
 def within_row(tile: Tile, pixels: int) -> Tile:

@@ -36,6 +36,7 @@ from smelt.codegen.lower.images.convolution_gradients import (
     image_gradient_of,
     lower_own_weight_gradient,
     own_weight_gradient_of,
+    transposed_convolution_of,
 )
 from smelt.codegen.lower.images.embedding_gradient import lower_embedding_gradient
 from smelt.codegen.lower.images.own_attention import OwnAttention, lower_own_attention, own_attention_of
@@ -130,7 +131,9 @@ class _Groups:
                 if product is None
                 else own_product_of(ctx, product, claimed) or product
             )
-            conv = (convolution_of(ctx, node) or image_gradient_of(ctx, node)) if main is None else None
+            conv = None
+            if main is None:
+                conv = convolution_of(ctx, node) or image_gradient_of(ctx, node) or transposed_convolution_of(ctx, node)
             pad = None
             if conv is not None:
                 pad = conv.pad

@@ -370,8 +370,12 @@ PRODUCTS: tuple[OpRecord, ...] = (
     OpRecord(
         "aten.conv_transpose2d.input",
         "torch.conv_transpose2d",
-        fixed(lambda: [sample(floats(2, 3, 4, 4), floats(3, 2, 2, 2), floats(2), [2, 2])]),
-        why_not=library("own kernels have no transposed convolutions"),
+        fixed(
+            lambda: [
+                sample(floats(2, 3, 4, 4), floats(3, 2, 2, 2), floats(2), [2, 2]),
+                sample(floats(1, 4, 5, 4), floats(4, 16, 3, 3), floats(16), [2, 2], [1, 1], [1, 0]),
+            ]
+        ),
     ),
     OpRecord(
         "aten._grouped_mm.default",

@@ -7,7 +7,8 @@ A frame of the result is a convolution of as many frames of the input as the wei
 in one sum. Frames at both ends, where some of these are the border's, are convolutions of their own with fewer of them:
 no zero is multiplied. Frames lie with their channels side by side, as kernels read images.
 
-Where a frame has more than a few channels, kernels read frames where they lie (`reads_frames`): no rewrite is needed.
+Where a frame has more than a few channels, or so few that kernels copy what a window sees, they read frames where they
+lie (`reads_frames`): no rewrite is needed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ OVER_FRAMES = "aten.conv3d.default"
 """The convolution of three axes."""
 
 
+COPIED_CHANNELS = 7
+"""Of an image at most, of which kernels copy the rows that a window sees."""
 _FEW_CHANNELS = 16
 """Of a frame, with which the channels of several are worth joining: they are what a kernel goes over."""
 
@@ -52,6 +55,8 @@ def _run(graph: Graph, context: PassContext) -> bool:
 
 def reads_frames(weight: Sequence[int]) -> bool:
     """Whether kernels of a convolution read several frames of one image where they lie. weight: sizes, of five axes."""
+    if weight[1] <= COPIED_CHANNELS:
+        return weight[3] > 1 or weight[4] > 1
     return weight[1] >= _FEW_CHANNELS and weight[2] > 1
 
 

@@ -6,6 +6,9 @@
 Rows of the result that are equal modulo the stride are made by the same taps, each a stride apart: so they are
 the result of one convolution with a stride of 1, and no zero is put between the pixels. An image of one pixel is a row
 of a product. Windows are whole multiples of the stride, so that no tap is made up which would meet what is infinite.
+
+Where the result has more than a few channels, kernels write its parts where they lie (`writes_parts`): nothing is
+computed beyond the border, and no rewrite is needed.
 """
 
 from __future__ import annotations
@@ -22,10 +25,12 @@ from smelt.passes.layouts import replace_result
 from smelt.passes.matching import static_tensor
 from smelt.rewrite import Rewriter
 
-_CONVOLUTIONS = {
+TRANSPOSED = {
     "aten.conv_transpose1d.default": "aten.conv1d.default",
     "aten.conv_transpose2d.input": "aten.conv2d.default",
 }
+_FEW_CHANNELS = 16
+"""Of a result, of which several parts fill the registers that one would not."""
 _MOST_WASTE = 2.5
 """Places that are computed for each pixel of the image, at most: those beyond its border are thrown away."""
 
@@ -51,11 +56,30 @@ class _Axis:
 
 def _run(graph: Graph, context: PassContext) -> bool:
     rewriter = context.rewriter(graph)
-    for node in rewritable(graph, context, _CONVOLUTIONS):
-        axes = _axes(node)
+    for node in rewritable(graph, context, TRANSPOSED):
+        axes = None if _has_kernel(node) else _axes(node)
         if axes is not None:
             _rewrite(rewriter, node, axes)
     return rewriter.edits > 0
+
+
+def writes_parts(image: Sequence[int], weight: Sequence[int], strides: Sequence[int], padding: Sequence[int]) -> bool:
+    """Whether kernels write each part of the result where it lies. image, weight: sizes of both, channels included."""
+    is_within = all(zeros < window for zeros, window in zip(padding, weight[2:], strict=True))
+    return weight[1] >= _FEW_CHANNELS and prod(image[2:]) > 1 and max(strides) > 1 and is_within
+
+
+def _has_kernel(node: Node) -> bool:
+    call = call_of(node)
+    x, weight = static_tensor(call["input"]), static_tensor(call["weight"])
+    if x is None or weight is None or len(x.sizes) != len(weight.sizes):
+        return False
+    axes = range(len(weight.sizes) - 2)
+    options = [[of_axis(call[name], axis) for axis in axes] for name in ("stride", "padding", "dilation")]
+    steps, padding, dilation = ([n for n in option if n is not None] for option in options)
+    if len(steps) != len(axes) or len(padding) != len(axes) or dilation != [1] * len(axes):
+        return False
+    return writes_parts(x.sizes, weight.sizes, steps, padding)
 
 
 def _axes(node: Node) -> list[_Axis] | None:
@@ -130,7 +154,7 @@ def _woven(b: Emitter, node: Node, axes: Sequence[_Axis]) -> Value:
     if bias is not None:
         bias = b.call("aten.repeat.default", bias, (prod(strides),))
     borders = tuple(one.border for one in axes)
-    made = b.call(_CONVOLUTIONS[node.op], call["input"], filters, bias, (1,) * count, borders)
+    made = b.call(TRANSPOSED[node.op], call["input"], filters, bias, (1,) * count, borders)
     # [n, places.., part.., channels] -> [n, places x parts.., channels]
     made = b.call("aten.permute.default", made, (0, *range(2, 2 + count), 1))
     made = b.call("aten.reshape.default", made, (-1, *(one.places for one in axes), *strides, columns))

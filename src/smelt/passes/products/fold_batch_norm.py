@@ -6,7 +6,8 @@
                                                    %2  = conv2d %x, %w2, %b2
 
 The new weight and bias are ordinary nodes over parameters and buffers, in their dtype; whoever runs the graph computes
-them once. Source: arXiv:1502.03167, section 3.1 (inference).
+them once. A transposed convolution's channels are the second axis of its weight.
+Source: arXiv:1502.03167, section 3.1 (inference).
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from smelt.ir import Arg, Graph, Node, TensorType, Value
 from smelt.ops.record import Trait
 from smelt.ops.sets import where
 from smelt.passes.base import Pass, PassContext, call_of, can_erase, emitter
+from smelt.passes.layers.transposed import TRANSPOSED
 from smelt.passes.matching import FLOATS, Disturbances, is_autocast, is_used_once, static_tensor
 from smelt.rewrite import Match, Rewriter, Rule, apply_rules, op
 
 _LINEAR = "aten.linear.default"
-_HOSTS = where(Trait.CONVOLVES) | {"aten.conv3d.padding", "aten.convolution.default", _LINEAR}
+_TRANSPOSED = frozenset((*TRANSPOSED, "aten.conv_transpose3d.input"))
+_HOSTS = where(Trait.CONVOLVES) | _TRANSPOSED | {"aten.conv3d.padding", "aten.convolution.default", _LINEAR}
 
 
 def _run(graph: Graph, context: PassContext) -> bool:
@@ -66,10 +69,15 @@ def _may_fold(norm: Node, host: Node, call: Mapping[str, object], found: dict[Va
     if x is None or out is None or weight is None or out.dtype not in FLOATS or norm.result.type != out:
         return False
     # Channels are dimension 1 of what is normalised: the batched convolution's, or a matrix's columns.
-    if len(x.sizes) != len(weight.sizes) or len(out.sizes) < 2 or out.sizes[1] != weight.sizes[0]:
+    if len(x.sizes) != len(weight.sizes) or len(out.sizes) < 2 or out.sizes[1] != weight.sizes[_channels(host)]:
         return False
     kinds = [t.type for t in tensors if isinstance(t, Value)]
     return all(isinstance(k, TensorType) and k.dtype is out.dtype and k.is_static for k in kinds)
+
+
+def _channels(host: Node) -> int:
+    """The axis of a weight that the result's channels are; of a transposed convolution in groups those of one group."""
+    return int(host.op in _TRANSPOSED)
 
 
 def _fold(rewriter: Rewriter, norm: Node, host: Node, call: dict[str, Arg | dict[str, Arg]]) -> Value | None:
@@ -82,7 +90,8 @@ def _fold(rewriter: Rewriter, norm: Node, host: Node, call: dict[str, Arg | dict
         scale = emit.call("aten.mul.Tensor", scale, given["weight"])
     weight = static_tensor(call["weight"])  # type: ignore[arg-type]
     assert weight is not None
-    column = emit.call("aten.view.default", scale, (-1, *(1,) * (len(weight.sizes) - 1)))
+    at = _channels(host)
+    column = emit.call("aten.view.default", scale, (*(1,) * at, -1, *(1,) * (len(weight.sizes) - 1 - at)))
     new_weight = emit.call("aten.mul.Tensor", call["weight"], column)  # type: ignore[arg-type]
     mean = given["running_mean"]
     shift: Arg

@@ -36,8 +36,8 @@ class Convolution:
     with frames and taps in time before them.
 
     Per axis: strides, zeros before and after, dilations. pad: the node that made (some of) those zeros. is_live: the
-    weight is known in a call only. is_turned: it is the gradient of an image: `x` is the result's gradient, strides and
-    zeros are those of the convolution that had the image.
+    weight is known in a call only. is_turned: it is the gradient of an image, or a transposed convolution: `x` is the
+    result's gradient, strides and zeros are those of the convolution that had the image.
     """
 
     node: Node
@@ -189,6 +189,7 @@ def takes_library(conv: Convolution) -> bool:
     """Whether oneDNN has the convolution (perhaps after its padding node): two axes, borders alike on both sides."""
     return (
         not conv.is_live
+        and not conv.is_turned
         and mkldnn.has_convolution()
         and len(conv.stride) == 2
         and (conv.pad is not None or conv.before == conv.after)

@@ -1,11 +1,12 @@
-"""Gradients of convolutions by own kernels.
+"""Gradients of convolutions by own kernels, and transposed convolutions, which are gradients of images.
 
 %1, _, _ = convolution_backward(%g, %x, %w, ..., [True, False, False])   ==>   a convolution of %g, by %w turned
+%1 = conv_transpose2d(%g, %w, %b, ...)                                   ==>   the same, with a bias
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,6 +27,7 @@ from smelt.codegen.lower.memory.geometry import Geometry, same_layout
 from smelt.codegen.lower.static.static_program import Content
 from smelt.ir import DType, Node, TensorType, Value
 from smelt.ir.sizes import is_symbolic
+from smelt.passes.layers.transposed import TRANSPOSED, writes_parts
 
 BACKWARD = "aten.convolution_backward.default"
 
@@ -48,10 +50,7 @@ def _convolution(ctx: Context, node: Node, which: int) -> Convolution | None:
         return None
     if call["transposed"] or [bool(r.users) for r in node.results] != [i == which for i in range(3)]:
         return None
-    types = [v.type for v in (g, image, weight, node.results[which])]
-    if not all(isinstance(t, TensorType) and t.dtype is DType.F32 and t.is_static and t.numel for t in types):
-        return None
-    if any(is_symbolic(tensor_type(v).sizes) for v in (g, image, weight)):
+    if not _are_floats((g, image, weight, node.results[which])):
         return None
     axes = len(tensor_type(weight).sizes) - 2
     stride, before, dilation = (per_axis(call[name], axes) for name in ("stride", "padding", "dilation"))
@@ -59,6 +58,35 @@ def _convolution(ctx: Context, node: Node, which: int) -> Convolution | None:
     if axes not in (1, 2) or stride is None or before is None or dilation is None or not isinstance(groups, int):
         return None
     return Convolution(node, g, weight, None, stride, before, before, dilation, groups, is_live=True, is_turned=True)
+
+
+def transposed_convolution_of(ctx: Context, node: Node) -> Convolution | None:
+    """The transposed convolution that a node is, if it is the gradient of an image that kernels compute."""
+    if node.op not in TRANSPOSED or node.mode or ctx.options.numerics == "eager-library":
+        return None
+    call = ctx.call_arguments(node)
+    x, weight, bias, groups = call["input"], call["weight"], call["bias"], call["groups"]
+    if not isinstance(x, Value) or not isinstance(weight, Value) or not (bias is None or isinstance(bias, Value)):
+        return None
+    if not _are_floats([v for v in (x, weight, bias, node.result) if v is not None]) or not isinstance(groups, int):
+        return None
+    sizes = tensor_type(weight).sizes
+    axes = len(sizes) - 2
+    stride, before, dilation = (per_axis(call[name], axes) for name in ("stride", "padding", "dilation"))
+    if len(tensor_type(x).sizes) != axes + 2 or stride is None or before is None or dilation is None:
+        return None
+    if any(d > 1 for d in dilation) or not writes_parts(tensor_type(x).sizes, sizes, stride, before):
+        return None
+    is_live = not ctx.statics.is_static(weight)
+    return Convolution(node, x, weight, bias, stride, before, before, dilation, groups, None, is_live, is_turned=True)
+
+
+def _are_floats(values: Sequence[Value]) -> bool:
+    """Whether all are tensors of f32, of sizes that are known and not 0."""
+    types = [v.type for v in values]
+    if not all(isinstance(t, TensorType) and t.dtype is DType.F32 and t.is_static and t.numel for t in types):
+        return False
+    return not any(is_symbolic(tensor_type(v).sizes) for v in values)
 
 
 # --- weights

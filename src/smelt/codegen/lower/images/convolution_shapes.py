@@ -2,7 +2,7 @@
 
 the gradient of an image, strides of 1:   the convolution of the result's gradient by the weight turned
 strides of 2:                             four of them, each for every other row and column, by a part of the taps
-a convolution over frames:                several, each for frames that the same taps in time reach
+a convolution over frames:                one, or several, each for frames that the same taps in time reach
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from smelt.codegen.conv.kernels import Phase
-from smelt.codegen.conv.shape import ConvShape, Window
+from smelt.codegen.conv.shape import ConvShape, Over, Window
 from smelt.codegen.lower.context import tensor_type
 from smelt.codegen.lower.images.convolution import Convolution, channels_last
 from smelt.passes.layers.frames import frames_by_taps
@@ -63,6 +63,13 @@ class Part:
     shape: ConvShape
     phase: Phase
     strides: tuple[int, int, int, int] = (0, 1, 0, 0)
+
+
+def over_frames(conv: Convolution) -> Over:
+    """A convolution over frames as the kernels that give all of them count it."""
+    sizes, results, taps = (tensor_type(v).sizes for v in (conv.x, conv.result, conv.weight))
+    shape = replace(window_of(conv), n=sizes[0])
+    return Over(shape, sizes[2], results[2], taps[2], conv.stride[0], conv.before[0], conv.dilation[0])
 
 
 _MOST_SAMPLES = 16

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from smelt.codegen.conv.epilogue import BIAS, Epilogue, OperandKind
-from smelt.codegen.conv.kernels import ConvPlan, plan_kernel, plan_phase
+from smelt.codegen.conv.kernels import ConvPlan, Strides, is_few, plan_frames, plan_kernel, plan_phase
 from smelt.codegen.conv.repack import repacking
 from smelt.codegen.conv.shape import ConvShape
 from smelt.codegen.fusion.epilogue import epilogue_expr, epilogue_nodes
@@ -33,10 +33,12 @@ from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, row_major, tensor_type
 from smelt.codegen.lower.images.convolution import Convolution, channels_last
 from smelt.codegen.lower.images.convolution_shapes import (
+    Part,
     conv_shape,
     filter_sizes,
     four,
     frames_of,
+    over_frames,
     phases_of,
     spatial,
 )
@@ -48,7 +50,8 @@ from smelt.codegen.lower.static.static_program import Content, program_of
 from smelt.ir import Arg, DType, Node, TensorType, Value
 from smelt.ops.convert import to_torch
 from smelt.ops.registry import overload
-from smelt.runtime.filters import Filters, is_finite
+from smelt.passes.layers.transposed import TRANSPOSED
+from smelt.runtime.filters import Filters, is_finite, turned
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +83,6 @@ def own_convolution_of(ctx: Context, conv: Convolution, claimed: set[Node]) -> O
         return None
     if not _is_worthwhile(isa, shape) or (conv.is_live and shape.pixels < _LEAST_PIXELS):
         return None
-    if conv.is_turned and phases_of(conv) is not None:
-        return _with_epilogue(isa, conv, shape, claimed)
     plan = _plan_of_frames(isa, conv) if len(conv.stride) == 3 else _plan_of_images(isa, conv, shape)
     if plan is None:
         return None
@@ -94,14 +95,32 @@ def own_convolution_of(ctx: Context, conv: Convolution, claimed: set[Node]) -> O
 
 def _plan_of_images(isa: Isa, conv: Convolution, shape: ConvShape) -> ConvPlan | None:
     strides = _dense_strides(shape.n, shape.cin, shape.h, shape.w)
-    return plan_kernel(isa, shape, strides, BIAS, live=conv.is_live)
+    parts = phases_of(conv) if conv.is_turned else None
+    if parts is None:
+        return plan_kernel(isa, shape, strides, BIAS, live=conv.is_live)
+    plans = _plans_of_phases(isa, conv, parts, strides, BIAS)
+    return replace(plans[0], finite=any(plan.finite for plan in plans)) if plans else None
+
+
+def _plans_of_phases(
+    isa: Isa, conv: Convolution, parts: Sequence[Part], strides: Strides, epilogue: Epilogue
+) -> list[ConvPlan]:
+    """The kernels of the parts of an image's gradient."""
+    how = {"live": conv.is_live, "turned": not conv.is_live}
+    return [plan_phase(isa, part.shape, strides, epilogue, part.phase, **how) for part in parts]
 
 
 def _plan_of_frames(isa: Isa, conv: Convolution) -> ConvPlan | None:
     """One of the kernels of a convolution over frames; None where some frames of the result are the bias alone."""
-    parts = frames_of(conv, channels_last(tensor_type(conv.x).sizes))
+    if 0 in tensor_type(conv.result).sizes:
+        return None
+    lies = channels_last(tensor_type(conv.x).sizes)
+    whole = plan_frames(isa, over_frames(conv), lies, BIAS)
+    if whole is not None:
+        return whole
+    parts = frames_of(conv, lies)
     plans = [plan_phase(isa, part.shape, part.strides, BIAS, part.phase, live=False) for part in parts]
-    if not plans or not all(part.phase.taps for part in parts) or 0 in tensor_type(conv.result).sizes:
+    if not plans or not all(part.phase.taps for part in parts):
         return None
     is_finite_only = any(conv.before) or any(plan.finite for plan in plans)
     return replace(plans[0], finite=is_finite_only)
@@ -219,7 +238,7 @@ def lower_own_convolution(ctx: Context, own: OwnConvolution) -> None:
     assert isa is not None
     conv, shape = own.conv, own.shape
     x, plans, strides = _input(ctx, isa, own)
-    is_parted = len(conv.stride) == 3
+    is_parted = len(conv.stride) == 3 or (conv.is_turned and not conv.is_live)
     if is_parted:
         reads = [_filters(ctx, own, plan) for plan in plans]
     elif conv.is_live:
@@ -250,7 +269,11 @@ def lower_own_convolution(ctx: Context, own: OwnConvolution) -> None:
 def _plans(isa: Isa, own: OwnConvolution, lies: tuple[int, ...]) -> list[ConvPlan] | None:
     """The kernels of the launches, for an input that lies so; None where there is none."""
     if len(lies) == 5:
-        if lies[1] != 1:
+        over = over_frames(own.conv)
+        whole = plan_frames(isa, over, lies, own.epilogue)
+        if whole is not None:
+            return [whole]
+        if lies[1] != 1 or is_few(over.shape):
             return None
         frames = frames_of(own.conv, lies)
         return [plan_phase(isa, one.shape, one.strides, own.epilogue, one.phase, live=False) for one in frames]
@@ -261,7 +284,7 @@ def _plans(isa: Isa, own: OwnConvolution, lies: tuple[int, ...]) -> list[ConvPla
         return None if found is None else [found]
     if strides[1] != 1:
         return None
-    return [plan_phase(isa, part.shape, strides, own.epilogue, part.phase) for part in parts]
+    return _plans_of_phases(isa, own.conv, parts, strides, own.epilogue)
 
 
 def _input(ctx: Context, isa: Isa, own: OwnConvolution) -> tuple[int, list[ConvPlan], tuple[int, ...]]:
@@ -359,16 +382,15 @@ def _live_weight(ctx: Context, isa: Isa, own: OwnConvolution, plan: ConvPlan) ->
 def _pack_in_torch(plan: ConvPlan, conv: Convolution, weight: torch.Tensor, packed: torch.Tensor) -> None:
     whole = weight.reshape(spatial(tuple(weight.shape)))
     if conv.is_turned:
-        cout, inner, kh, kw = whole.shape
-        groups = conv.groups
-        whole = whole.view(groups, cout // groups, inner, kh, kw).transpose(1, 2).flip(3, 4)
-        whole = whole.reshape(groups * inner, cout // groups, kh, kw)
+        whole = turned(whole, conv.groups)
     packed.copy_(plan.filters.packed(whole).flatten())
 
 
 def _tables(ctx: Context, own: OwnConvolution, plan: ConvPlan, form: Hashable) -> tuple[int, ...]:
     """The slots of what a kernel reads beside a weight that is packed in the call."""
-    key = ("own-convolution tables", own.shape, own.conv.stride, own.conv.is_turned, plan.text, form)
+    conv, taps = own.conv, tensor_type(own.conv.weight).sizes[2:]
+    along = conv.stride, conv.before, conv.dilation, conv.is_turned
+    key = ("own-convolution tables", own.shape, taps, along, plan.text, form)
     if (*key, 0) not in ctx.packed:
         for i, table in enumerate(plan.tables()):
             ctx.packed[(*key, i)] = ctx.held(table, partial(Content.of, table))
@@ -419,7 +441,8 @@ def _convolved(conv: Convolution, x: torch.Tensor, weight: torch.Tensor, bias: t
         axes = len(conv.stride)
         image = x.new_empty(1).expand(tensor_type(conv.result).sizes)
         how = conv.stride, conv.before, conv.dilation, False, (0,) * axes, conv.groups, (True, False, False)
-        return torch.ops.aten.convolution_backward(x, image, weight, None, *how)[0]
+        made = torch.ops.aten.convolution_backward(x, image, weight, None, *how)[0]
+        return made if bias is None else made + bias.view(-1, *(1,) * axes)
     # Eager does not multiply zeros that it pads with: only what is padded on one side is made.
     both = tuple(map(min, conv.before, conv.after))
     sides = zip(reversed(conv.before), reversed(conv.after), reversed(both), strict=True)
@@ -441,7 +464,9 @@ def _about(own: OwnConvolution, parts: int) -> About:
 
 
 def _label(own: OwnConvolution, plan: ConvPlan) -> str:
-    what = "gradient of an image by a convolution" if own.conv.is_turned else "convolution"
+    what = "transposed convolution" if own.conv.node.op in TRANSPOSED else "convolution"
+    if own.conv.node.op == "aten.convolution_backward.default":
+        what = "gradient of an image by a convolution"
     return f"{what} {plan.kind} {shape_text(own.shape)}"
 
 

@@ -231,9 +231,12 @@ def _filtered(steps: Steps, sizes: Part, form: Part, groups: Part, columns: Part
     cout, cin, *window = shape
     fits = {
         "dense": cout % filters.groups == 0,
+        "turned": cout % filters.groups == 0,
         "depthwise": cin == 1,
         "winograd": window == [3, 3] and cout % filters.columns == 0,
         "winograd_row": window == [1, 3] and cout % filters.columns == 0,
+        "winograd_deep": window[0] % 3 == 0 and window[1] == 3 and cout % filters.columns == 0,
+        "winograd_frames": window[0] % 3 == 0 and cout % filters.columns == 0,
     }
     if not fits[kind]:
         raise sizes.bad("do not fit the form of the weight")
