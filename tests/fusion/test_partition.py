@@ -310,3 +310,18 @@ def test_what_many_groups_need_is_stored() -> None:
     x = torch.randn(2)
     _, found = run_partition(graph, [x])
     assert all(map(torch.equal, found, evaluate(graph, [x])))
+
+
+@pytest.mark.parametrize(("size", "groups"), [(64, 1), (40_000, 2)], ids=["small", "large"])
+def test_a_number_that_two_updates_read_makes_one_of_them_where_they_are_small(size: int, groups: int) -> None:
+    """Large ones may lie in different orders, which is seen where memory is planned, and have nothing to gain."""
+    vector = f"f32[{size}]"
+    graph = parse(f"""\
+graph f(%p: {vector}, %g: {vector}, %q: {vector}, %h: {vector}, %lr: f32[]) -> {vector}, {vector} {{
+  %0: {vector} = aten.mul.Tensor(%g, %lr)
+  %1: {vector} = aten.sub.Tensor(%p, %0)
+  %2: {vector} = aten.mul.Tensor(%h, %lr)
+  %3: {vector} = aten.sub.Tensor(%q, %2)
+  return %1, %3
+}}""")
+    assert len(_texts(graph)) == groups

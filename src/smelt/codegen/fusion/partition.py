@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from smelt.analysis import nbytes
-from smelt.codegen.fusion.cost import NestCost
+from smelt.codegen.fusion.cost import LAUNCH_NBYTES, NestCost
 from smelt.codegen.fusion.decisions import Decision
 from smelt.codegen.fusion.group_keys import Forms
 from smelt.codegen.fusion.groups import Accepts, Facts, Group, Trials, is_fusible
@@ -33,6 +33,8 @@ _NEIGHBOURS = 12
 """How many groups back a neighbour to merge with is looked for."""
 _NEIGHBOURS_OF_ONE = 6
 """How many groups that need one value are tried as one."""
+_FEW_NBYTES = 64
+"""What large groups have in common at least that are tried as one: less is a line of the cache."""
 _FAR, _MUCH_NBYTES = 100, 1 << 19
 """How many nodes stand between groups of which the second makes so much that it is not to be kept meanwhile."""
 _MOST_COPIES = 16
@@ -328,12 +330,18 @@ class _Partition:
             i += 1
 
     def _is_akin(self, a: Group, b: Group) -> bool:
-        """Whether one reads what the other does or makes, over equal loops."""
+        """Whether one reads what the other does or makes, over equal loops.
+
+        A few numbers that both read, as a rate of learning, make one of groups that are launched sooner than run. Large
+        ones gain nothing by that, and may lie in different orders, as a weight beside an image that is channels-last.
+        """
         if a.segment != b.segment or not equals(self.numel[a], self.numel[b]):
             return False
         made = {r for node in a.nodes for r in node.results}
         needed = self._reads(b)
-        return bool(needed & made) or bool(needed & self._reads(a))
+        shared = (needed & made) | (needed & self._reads(a))
+        is_small = min(a.nest_cost.nbytes, b.nest_cost.nbytes) < LAUNCH_NBYTES
+        return bool(shared) and (is_small or sum(map(nbytes, shared)) >= _FEW_NBYTES)
 
     def _reads(self, group: Group) -> set[Value]:
         made = {r for node in group.nodes for r in node.results}
