@@ -7,6 +7,7 @@ Adapter for `torch.utils._python_dispatch.TorchDispatchMode`. Where that name is
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,11 @@ def intercepting(handler: Handler) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
 
     class Interceptor(TorchDispatchMode):
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            """Whether torch keeps its compiler out of the handler, for which it would load it: a second and more."""
+            return "torch._dynamo" in sys.modules
+
         def __torch_dispatch__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
         ) -> Any:

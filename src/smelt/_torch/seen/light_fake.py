@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from smelt._torch.seen.plain_sizes import plain_sizes
+
 _COMPILER = "torch._dynamo"
 # What torch's compiler has them at unless its user says otherwise, who has then loaded it.
 _SETTINGS = SimpleNamespace(
@@ -153,7 +155,9 @@ _users = 0
 
 @contextlib.contextmanager
 def unmarked() -> Iterator[None]:
-    """Kernels for data-free tensors run in the block without asking torch's compiler, where nobody has loaded it."""
+    """Kernels for data-free tensors run in the block without asking torch's compiler, where nobody has loaded it, nor
+    for what tells of symbolic sizes.
+    """
     global _users
     marked = () if _COMPILER in sys.modules else _marked_kernels()
     with _lock:
@@ -161,7 +165,8 @@ def unmarked() -> Iterator[None]:
         for kernel in marked if _users == 1 else ():
             kernel.__dict__.setdefault(_MARK, kernel)
     try:
-        yield
+        with plain_sizes():
+            yield
     finally:
         with _lock:
             _users -= 1

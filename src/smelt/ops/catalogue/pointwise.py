@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from smelt._torch.seen.plain_sizes import plain_sizes
 from smelt.ir import Arg, TensorType, Type
 from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Sample, Samples, Trait, sample, tensor_type
 from smelt.ops.samples import (
@@ -141,7 +142,9 @@ def _row_major(call: Call) -> tuple[Type, ...]:
 def _masked(call: Call) -> tuple[Type, ...]:
     """Row-major whatever the operands' strides; torch's meta kernel keeps them."""
     kind, mask = tensor_type(call["self"]), tensor_type(call["mask"])
-    return (TensorType.of(kind.dtype, tuple(torch.broadcast_shapes(kind.sizes, mask.sizes)), device=kind.device),)
+    with plain_sizes():
+        sizes = tuple(torch.broadcast_shapes(kind.sizes, mask.sizes))
+    return (TensorType.of(kind.dtype, sizes, device=kind.device),)
 
 
 # --- samples

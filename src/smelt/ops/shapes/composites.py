@@ -17,6 +17,7 @@ import torch
 
 from smelt._torch.library.schemas import raw_schema
 from smelt._torch.seen.dispatch_mode import AVAILABLE, intercepting
+from smelt._torch.seen.light_fake import unmarked
 from smelt.diag import InternalError
 from smelt.ir import Arg, Graph, TensorType, Value, map_values, values_in
 from smelt.ir.sizes import current_trace, is_symbolic
@@ -55,7 +56,7 @@ def follow(op: str, b: Emitter, call: Mapping[str, Any]) -> Value:
     positional = [a.name for a in schema.positional]
     args = [walk.start(call[name]) for name in positional]
     kwargs = {name: walk.start(value) for name, value in call.items() if name not in positional}
-    with torch.enable_grad(), intercepting(walk.step):
+    with torch.enable_grad(), unmarked(), intercepting(walk.step):
         result = found(*args, **kwargs)
     return walk.value(result)
 

@@ -19,6 +19,7 @@ import torch
 
 from smelt._torch.library.schemas import OpArgs, Overload
 from smelt._torch.seen.dispatch import unseen
+from smelt._torch.seen.plain_sizes import plain_sizes
 from smelt._torch.seen.staged_fakes import FakeTensors
 from smelt.capture.dynamic.arithmetic import at_hand, is_symbolic
 from smelt.capture.dynamic.values import number_of
@@ -88,7 +89,8 @@ def _never_fit(name: str, types: Sequence[TensorType]) -> bool:
     if not is_by_elements(name):
         return False
     try:
-        torch.broadcast_shapes(*[t.sizes for t in types])
+        with plain_sizes():
+            torch.broadcast_shapes(*[t.sizes for t in types])
     except RuntimeError:
         return True
     return False
