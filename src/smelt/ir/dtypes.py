@@ -47,6 +47,9 @@ class DType(enum.Enum):
         self.itemsize = itemsize
         self.kind = kind
 
+    # Each is one object. Enum's own is a function in Python, and types are hashed wherever anything is looked up.
+    __hash__ = object.__hash__
+
     @property
     def is_floating(self) -> bool:
         """Whether values are real floating-point numbers."""

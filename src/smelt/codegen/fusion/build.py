@@ -1,9 +1,13 @@
-"""From values to store to a nest: splits loops where needed, orders and merges them in the end."""
+"""From values to store to a nest: splits loops where needed, orders and merges them in the end.
+
+What a nest costs, and whether there is one, is told by what was pulled (`pulled`); only what is emitted is made
+canonical (`build`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
 
@@ -41,6 +45,23 @@ def build(
     where, into: the memory of loaded, and of stored values. sources: what is stored for roots of which the rest is
     there already. Raises: Unfusible.
     """
+    return tidied(pulled(roots, inside, rules, where, into, sources))
+
+
+def tidied(built: Built) -> Built:
+    """The same in canonical form."""
+    return replace(built, nest=tidy(built.nest))
+
+
+def pulled(
+    roots: Sequence[Value],
+    inside: frozenset[Value],
+    rules: Mapping[str, Rule],
+    where: Where,
+    into: Where,
+    sources: Mapping[Value, Value] = MappingProxyType({}),
+) -> Built:
+    """As `build`, but for the canonical form: statements as they were pulled, those that nobody needs among them."""
     for root in roots:
         if not isinstance(root.type, TensorType) or root.type.numel == 0:
             raise Unfusible("there are no elements")
@@ -69,7 +90,7 @@ def _attempt(pull: Pull, roots: Sequence[Value], into: Where, sources: Mapping[V
             _store_part(pull, root, parts[root], at, into(root), alone=len(roots) == 1)
         else:
             pull.store(into(root), _type(root).dtype, at, pull.element(stored[root], at))
-    return Built(finished(pull), tuple(pull.buffers))
+    return Built(_finished(pull), tuple(pull.buffers))
 
 
 def _part(value: Value) -> Part | None:
@@ -93,7 +114,7 @@ def _type(value: Value) -> TensorType:
     return value.type
 
 
-def finished(pull: Pull) -> Nest:
+def _finished(pull: Pull) -> Nest:
     """The nest of what was pulled, its loops outer first."""
     order = (*pull.outer, *(pull.inner or ()))
     to = {old: new for new, old in enumerate(order)}
@@ -113,7 +134,7 @@ def finished(pull: Pull) -> Nest:
     body: tuple[Statement, ...] = tuple(mapped_statement(s, swap, at) for s in pull.statements)
     outer = tuple(pull.sizes[loop] for loop in pull.outer)
     inner = tuple(pull.sizes[loop] for loop in pull.inner or ())
-    return tidy(Nest(tuple(pull.kinds), outer, inner, body, pull.ordered))
+    return Nest(tuple(pull.kinds), outer, inner, body, pull.ordered)
 
 
 def eager_memory(value: Value) -> Memory:

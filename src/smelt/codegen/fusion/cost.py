@@ -12,17 +12,19 @@ from math import prod
 
 from smelt.codegen.fusion.joins import is_worth_cutting, ranges
 from smelt.codegen.kernels.nest import (
+    Expr,
     Index,
+    Let,
     Load,
     Nest,
     Op,
+    Position,
     Reduce,
+    Ref,
     Scan,
     Statement,
     Store,
     expressions,
-    inner_names,
-    is_inner,
     walk,
 )
 from smelt.codegen.kernels.operations import OPS
@@ -51,39 +53,55 @@ def cost(nest: Nest) -> NestCost:
     sizes = nest.sizes
     touched: dict[tuple[int, Index], int] = {}
     operations = 0
-    names = inner_names(nest)
-    outer, whole = prod(nest.outer), prod(sizes)
-    found = ranges(nest)
+    names: set[str] = set()
+    nouter, outer, whole = len(nest.outer), prod(nest.outer), prod(sizes)
+    walked = [[part for expr in expressions(s) for part in walk(expr)] for s in nest.body]
+    is_masked = any(part.__class__ is Load and part.where is not None for parts in walked for part in parts)
+    found = ranges(nest) if is_masked else None
     pieces = found if found is not None and is_worth_cutting(found) else None
-    for number, statement in enumerate(nest.body):
-        points = whole if _is_inner(statement, len(nest.outer), names) else outer
+    for number, (statement, parts) in enumerate(zip(nest.body, walked, strict=True)):
+        points = whole if _is_inner(statement, parts, nouter, names) else outer
         if isinstance(statement, Store):
             touched[statement.buffer, statement.index] = _reach(statement.index, sizes)
-        for expr in expressions(statement):
-            for part in walk(expr):
-                if isinstance(part, Load):
-                    turns = sizes if found is None else found.sizes_of(part)
-                    touched[part.buffer, part.index] = _reach(part.index, turns)
-                elif isinstance(part, Op) and pieces is None:
-                    operations += points * _weight(part)
-            if pieces is not None:
-                per_turn = points // nest.sizes[pieces.loop]
-                for op, bits in pieces.operations(expr, pieces.needed[number]):
-                    operations += per_turn * pieces.length(bits) * _weight(op)
+        for part in parts:
+            if isinstance(part, Load):
+                turns = sizes if found is None else found.sizes_of(part)
+                touched[part.buffer, part.index] = _reach(part.index, turns)
+            elif isinstance(part, Op) and pieces is None:
+                operations += points * _WEIGHTS[part.op]
+        for expr in expressions(statement) if pieces is not None else ():
+            assert pieces is not None
+            per_turn = points // sizes[pieces.loop]
+            for op, bits in pieces.operations(expr, pieces.needed[number]):
+                operations += per_turn * pieces.length(bits) * _WEIGHTS[op.op]
         operations += points if isinstance(statement, (Reduce, Scan)) else 0
     nbytes = sum(count * nest.buffers[buffer].dtype.itemsize for (buffer, _), count in touched.items())
     return NestCost(nbytes, operations)
 
 
-def _weight(op: Op) -> int:
-    return round(OPS[op.op].cost)
+_WEIGHTS = {name: round(op.cost) for name, op in OPS.items()}
 
 
-def _is_inner(statement: Statement, nouter: int, names: frozenset[str]) -> bool:
-    """Whether a statement runs at each inner point; `names`: of the values that do."""
-    if not isinstance(statement, Store):
-        return isinstance(statement, (Reduce, Scan)) or statement.name in names
-    return any(is_inner(expr, nouter, names) for expr in expressions(statement))
+def _is_inner(statement: Statement, parts: Sequence[Expr], nouter: int, names: set[str]) -> bool:
+    """Whether a statement runs at each inner point. parts: of its expressions. names: of earlier values that do, to
+    which this one's is added.
+    """
+    is_inner = isinstance(statement, (Reduce, Scan)) or any(_changes(part, nouter, names) for part in parts)
+    if isinstance(statement, Scan) or (isinstance(statement, Let) and is_inner):
+        names.add(statement.name)
+    return is_inner
+
+
+def _changes(part: Expr, nouter: int, names: set[str]) -> bool:
+    """Whether a part of an expression changes along an inner loop."""
+    match part:
+        case Ref(name=name):
+            return name in names
+        case Load(index=index):
+            return any(index.strides[nouter:])
+        case Position(loop=loop):
+            return loop >= nouter
+    return False
 
 
 def _reach(index: Index, sizes: Sequence[int]) -> int:

@@ -8,9 +8,9 @@ Invariant: nodes of one group lie in one *segment*, between two writes; a group 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from smelt.codegen.fusion.build import Built, build, eager_memory
+from smelt.codegen.fusion.build import Built, eager_memory, pulled
 from smelt.codegen.fusion.cost import NestCost, cost
 from smelt.codegen.fusion.group_keys import Forms
 from smelt.codegen.fusion.index import Unfusible
@@ -20,6 +20,7 @@ from smelt.codegen.fusion.rules.indexed_writes import part_of, writes_parts
 from smelt.codegen.fusion.rules.promote import NUMBER_TYPES, memory_type
 from smelt.codegen.fusion.rules.rules import RULES
 from smelt.codegen.fusion.rules.views import VIEW_LISTS
+from smelt.codegen.fusion.tidy import without_idle
 from smelt.codegen.kernels.operations import DTYPES
 from smelt.codegen.lower.memory.sharing import view_source
 from smelt.ir import Graph, Node, Region, TensorType, Value, may_hold_tensor
@@ -37,7 +38,7 @@ TAKES_NUMBERS = sets.where(Trait.TAKES_RUN_NUMBERS) | {
 }  # fmt: skip
 """Operators whose rules take numbers of the run."""
 Accepts = Callable[[Built], "str | None"]
-"""Why a nest cannot be emitted; None where it can."""
+"""Why a nest, which need not be canonical, cannot be emitted; None where it can."""
 
 
 @dataclass(eq=False, slots=True)
@@ -313,8 +314,9 @@ class Trials:
 
     def _build(self, nodes: Sequence[Node], roots: Sequence[Value]) -> Trial:
         try:
-            built = build(roots, self.facts.inside(nodes), RULES, eager_memory, eager_memory)
+            found = pulled(roots, self.facts.inside(nodes), RULES, eager_memory, eager_memory)
         except Unfusible as why:
             return Trial(None, str(why))
+        built = replace(found, nest=without_idle(found.nest))
         refusal = self._accepts(built)
         return Trial(None, refusal) if refusal is not None else Trial(cost(built.nest))

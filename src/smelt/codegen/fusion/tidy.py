@@ -40,6 +40,16 @@ _INLINE_SIZE = 12
 """Largest number of parts that a value used once may have to be written where it is used."""
 
 
+def without_idle(nest: Nest) -> Nest:
+    """A nest that costs what its canonical form does: without what no store needs. Where loads are masked it is
+    canonical, since only that tells what masks leave out.
+    """
+    found = _live(nest.body)
+    if any(isinstance(part, Load) and part.where is not None for seen in found for part in seen.parts):
+        return tidy(nest)
+    return replace(nest, body=tuple(seen.statement for seen in found))
+
+
 def tidy(nest: Nest) -> Nest:
     """The canonical form of a nest."""
     body = _inlined(_live(nest.body), len(nest.outer))

@@ -470,13 +470,14 @@ def _names(nodes: Sequence[Node]) -> tuple[str, ...]:
 
 def refusal(nest: Nest, isa: Isa) -> str | None:
     """Why a nest cannot be emitted for an instruction set: the first operation that it lacks; None where it can."""
+    seen: set[tuple[str, DType]] = set()
     for statement in nest.body:
         for expr in expressions(statement):
             for part in walk(expr):
-                if isinstance(part, Op):
-                    operand = _deciding(part)
-                    if not is_supported(part.op, operand, isa):
-                        return f"{part.op} of {operand} has no kernel"
+                if isinstance(part, Op) and (key := (part.op, _deciding(part))) not in seen:
+                    seen.add(key)
+                    if not is_supported(*key, isa):
+                        return f"{part.op} of {key[1]} has no kernel"
     return None
 
 

@@ -20,7 +20,7 @@ from itertools import chain
 from types import MappingProxyType
 
 from smelt.analysis.liveness import taken_by
-from smelt.codegen.fusion.build import Built, build
+from smelt.codegen.fusion.build import Built, build, tidied
 from smelt.codegen.fusion.chunks import Stage, stages
 from smelt.codegen.fusion.groups import Facts, Group
 from smelt.codegen.fusion.index import Unfusible
@@ -185,7 +185,7 @@ class _Planner:
                 numbers += 1
         units = units_of(self.graph, Facts.of(self.graph))
         together = {node: unit.nodes for unit in units for node in unit.nodes}
-        found = partition(self.graph, lambda built: unsupported(built.nest), together.__contains__, together)
+        found = partition(self.graph, lambda built: unsupported(tidied(built).nest), together.__contains__, together)
         members: list[Group | Unit] = [*units, *found.groups]
         ends = {one.nodes[-1]: one for one in members}
         inside = {node for one in members for node in one.nodes}
