@@ -79,20 +79,37 @@ class Forks:
         self._server.communicate()
 
 
+_TESTS = f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[1])!r}); "
+
+
 @functools.cache
+def _shared(head: str) -> Forks:
+    """One server serves all tests of this process."""
+    made = Forks(head)
+    atexit.register(made.close)
+    return made
+
+
+def torch_forks() -> Forks:
+    """Processes that have imported torch alone."""
+    return _shared("import torch")
+
+
 def light_forks() -> Forks:
     """Processes that have imported torch and `import smelt` alone: those who load a program import no more of it."""
-    made = Forks("import torch, smelt")
-    atexit.register(made.close)
-    return made
+    return _shared("import torch, smelt")
 
 
-@functools.cache
 def smelt_forks() -> Forks:
-    """Processes that have imported torch and all of smelt, and run nothing. One server serves all tests here."""
-    root = str(Path(__file__).resolve().parents[1])
+    """Processes that have imported torch and all of smelt, and run nothing."""
     # smelt looks up its names when they are first used: each process would import the compiler for itself.
-    head = "import torch, smelt; smelt.compile, smelt.script, smelt.load"
-    made = Forks(f"import sys; sys.path.insert(0, {root!r}); {head}")
-    atexit.register(made.close)
-    return made
+    return _shared(_TESTS + "import torch, smelt; smelt.compile, smelt.script, smelt.load")
+
+
+def training_forks() -> Forks:
+    """Processes that have imported all that steps, schedules and ranks need, and run nothing."""
+    return _shared(
+        _TESTS + "import llvmlite.binding, torch, torch._dynamo, torch.distributed.checkpoint.state_dict, smelt; "
+        "import torch.profiler, smelt.codegen.llvm.emit; smelt.compile, smelt.explain, smelt.save_checkpoint; "
+        "smelt.schedule, smelt.schedules, smelt.forward_backward"
+    )

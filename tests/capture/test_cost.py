@@ -117,6 +117,7 @@ def test_full_collections_wait_and_thresholds_are_as_before() -> None:
     assert found == (600, 11, 12)
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_no_full_collection_falls_into_a_first_call() -> None:
     generations: list[int] = []
 

@@ -16,6 +16,7 @@ from smelt.capture import capture
 from smelt.capture.structure.roots import reachable
 
 
+@pytest.mark.usefixtures("young_heap")
 @pytest.mark.spread(3)
 @pytest.mark.parametrize("level", levels())
 def test_intermediate_tensors_die_as_in_eager(level: Level) -> None:

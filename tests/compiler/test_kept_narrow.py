@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from smelt.codegen.llvm.isa import host_isa
 from smelt.compiler import Unit, kept_plans
 from smelt.compiler.programs import narrow_layers
 from smelt.runtime.machine.cache import list_cache
+from tests.forked import smelt_forks
 
 pytestmark = pytest.mark.skipif(host_isa() is None, reason="own kernels are not built here")
 
@@ -37,14 +36,9 @@ print(json.dumps([unit.is_from_disk, len(unit.narrowed.chosen), unit.narrowed.re
 
 @pytest.mark.parametrize("dtype", narrow_layers.NARROW)
 def test_a_fresh_process_reads_them(dtype: str, plans_made_here: None, tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-
     def ran() -> list[Any]:
-        run = subprocess.run(
-            [sys.executable, str(program), str(tmp_path / "cache"), dtype], capture_output=True, text=True, check=True
-        )
-        found: list[Any] = json.loads(run.stdout)
+        told = smelt_forks().run(f"import sys; sys.argv[1:] = {[str(tmp_path), dtype]!r}\n{PROGRAM}")
+        found: list[Any] = json.loads(told)
         return found
 
     first, second = ran(), ran()

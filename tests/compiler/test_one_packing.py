@@ -82,6 +82,7 @@ def test_refresh_packs_what_no_guard_notices(packed: list[torch.Size]) -> None:
     assert_agrees(compiled, original, 72)
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_a_copy_goes_with_its_plans(packed: list[torch.Size]) -> None:
     original = model()
     compiled = smelt.compile(original)

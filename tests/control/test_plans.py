@@ -222,6 +222,7 @@ def test_objects_and_python_inside_loops(code: bytes | None) -> None:
         assert run.call(torch.tensor(n)) == [list(range(n))]
 
 
+@pytest.mark.usefixtures("young_heap")
 @pytest.mark.spread(2)
 @MODES
 def test_errors_inside_loops_leave_nothing(code: bytes | None) -> None:

@@ -263,6 +263,7 @@ def test_threads() -> None:
     assert not wrong and block.compiled_for > 0
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_a_block_goes_with_its_plan() -> None:
     _, block = block_of()
     for _ in range(3):

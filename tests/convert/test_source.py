@@ -149,6 +149,7 @@ def test_functions_with_the_same_text_in_other_files_are_not_confused() -> None:
     assert convert(second).code.co_filename == "<program two>"
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_converted_once_and_not_kept_alive() -> None:
     f = _load("def f(a):\n    return a\n", "kept")["f"]
     assert convert(f) is convert(f) is convert(f.__code__)

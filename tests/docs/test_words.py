@@ -12,7 +12,7 @@ import pkgutil
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -42,8 +42,21 @@ def rows() -> dict[str, tuple[str, re.Pattern[str] | None]]:
     return found
 
 
+@cache
+def _any() -> re.Pattern[str]:
+    """Finds in one search whether there is one at all."""
+    return re.compile("|".join(f"(?:{p.pattern})" for _, p in rows().values() if p is not None), re.IGNORECASE)
+
+
+def has_unwanted(text: str) -> bool:
+    """Whether there is a use of an unwanted word."""
+    return _any().search(" ".join(text.split())) is not None
+
+
 def unwanted(text: str) -> list[str]:
     """Each use of an unwanted word, and what the field calls it."""
+    if not has_unwanted(text):
+        return []
     text = " ".join(text.split())
     return [
         f"{text[max(0, m.start() - 40) : m.end() + 20]!r}: {word} -> {better}"
@@ -76,7 +89,7 @@ def _is_code(text: str) -> bool:
     return any(sign in text for sign in "\n([|")
 
 
-def messages(source: str) -> Iterator[tuple[int, str]]:
+def messages(source: str, is_looked_at: Callable[[str], bool] = bool) -> Iterator[tuple[int, str]]:
     """Each string of a module that may be a sentence, with its line: neither a docstring nor code."""
     nodes = list(ast.walk(ast.parse(source)))
     inner = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
@@ -85,7 +98,7 @@ def messages(source: str) -> Iterator[tuple[int, str]]:
         text = _text_of(node)
         if text is None or id(node) in inner or " " not in text or not re.search("[A-Za-z]", text):
             continue
-        if not _is_code(text):
+        if is_looked_at(text) and not _is_code(text):
             yield getattr(node, "lineno", 0), text
 
 
@@ -137,7 +150,7 @@ def test_messages() -> None:
     found = [
         f"{path.relative_to(SOURCE)}:{line}: {use}"
         for path in sorted(SOURCE.rglob("*.py"))
-        for line, text in messages(path.read_text(encoding="utf-8"))
+        for line, text in messages(path.read_text(encoding="utf-8"), has_unwanted)
         for use in unwanted(text)
     ]
     assert found == []

@@ -22,7 +22,7 @@ close = torch.testing.assert_close
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
-    forks = Forks("import torch, torch._dynamo")
+    forks = Forks("import torch, torch._dynamo, smelt; smelt.compile")
     yield lambda code: forks.run(_HEAD + textwrap.dedent(code))
     forks.close()
 

@@ -324,6 +324,7 @@ class Computed:
         instance.__dict__["second"] = value
 
 
+@pytest.mark.usefixtures("young_heap")
 @pytest.mark.spread(2)
 @pytest.mark.parametrize("cls", [Held, Narrow])
 def test_dataclasses(cls: type) -> None:
@@ -703,6 +704,7 @@ def test_inputs_live_while_a_run_goes_on() -> None:
         thread.join()
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_nothing_is_leaked() -> None:
     pair = smelt.compile(lambda x, y, **more: (x + y, x - y), options=RULE)
     single = smelt.compile(lambda items, n: items[0] + items[1] * n, options=RULE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.forked import smelt_forks
+from tests.forked import training_forks
 
 _HEAD = """
 import datetime, itertools, json, os, sys, traceback
@@ -51,4 +51,4 @@ def ranks(count, program, timeout=30):
 
 def run(code: str, folder: Path, timeout_s: int = 300) -> list[object]:
     """What a program prints last, as JSON."""
-    return json.loads(smelt_forks().run(_HEAD + code, folder, timeout_s).strip().splitlines()[-1])
+    return json.loads(training_forks().run(_HEAD + code, folder, timeout_s).strip().splitlines()[-1])

@@ -8,7 +8,7 @@ import multiprocessing
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -111,16 +111,8 @@ def is_builtin(executable: Executable) -> bool:
     return isinstance(executable.call, type(len))
 
 
-@pytest.fixture
-def own_garbage() -> Iterator[None]:
-    """Garbage is looked for in what the test makes, not in all that the process holds."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.mark.spread(10)
-@pytest.mark.usefixtures("own_garbage")
+@pytest.mark.usefixtures("young_heap")
 @pytest.mark.parametrize("python", [False, True])
 @pytest.mark.parametrize("name", FAILURES)
 def test_failures_leak_nothing(machine_code: bytes, name: str, python: bool) -> None:
@@ -142,7 +134,7 @@ def test_failures_leak_nothing(machine_code: bytes, name: str, python: bool) -> 
     assert allocated_nbytes() - before < 64 << 10
 
 
-@pytest.mark.usefixtures("own_garbage")
+@pytest.mark.usefixtures("young_heap")
 def test_small_leaks_in_success_and_failure(machine_code: bytes) -> None:
     steps = (
         Dispatch(aten.relu.default, (Use(0),), (1,)),
@@ -455,6 +447,7 @@ def test_which_schemas_the_dispatcher_takes() -> None:
 Make = Callable[[], torch.Tensor]
 
 
+@pytest.mark.usefixtures("young_heap")
 @pytest.mark.spread(6)
 @pytest.mark.parametrize(
     "make",

@@ -348,6 +348,7 @@ def test_strings_and_sorting():
     check(f, (X,), (-X,))
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_repeats_of_a_run_do_not_grow():
     def f(x):
         return x if x.sum() > 0 else -x

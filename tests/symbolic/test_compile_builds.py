@@ -358,6 +358,7 @@ def sessions() -> int:
     return sum(type(o) is Session for o in gc.get_objects())
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_what_a_build_needed_does_not_stay() -> None:
     before = sessions()
     compiled = smelt.compile(beside_its_first, dynamic=True)

@@ -111,6 +111,7 @@ def test_threads_with_different_sizes_do_not_disturb_each_other():
     assert not errors and not wrong
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_results_are_the_callers_own():
     one = _norm()
     first = one.executable.call(*_call(3, 5))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from tests.forked import smelt_forks
+from tests.forked import training_forks
 from tests.training.harness import is_compiled, pair, same_gradients
 
 Tensor = torch.Tensor
@@ -181,4 +181,4 @@ print("parallel")
 
 
 def test_two_processes_train_together() -> None:
-    assert "parallel" in smelt_forks().run(_PARALLEL)
+    assert "parallel" in training_forks().run(_PARALLEL)

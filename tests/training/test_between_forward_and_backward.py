@@ -205,6 +205,7 @@ def _outcome(scenario: Callable[[Any, Any], Any], run: Any, module: Any) -> Any:
 
 
 @pytest.mark.spread(2)
+@pytest.mark.usefixtures("young_heap")
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__.strip("_"))
 def test_scenarios(scenario: Callable[[Any, Any], Any]) -> None:
     model, other, compiled = pair(Net)

@@ -533,6 +533,7 @@ def test_scratch_tensors_written_without_gradients() -> None:
     assert is_compiled(compiled)
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_what_was_saved_is_freed() -> None:
     _, _, compiled = pair(Net)
     x = torch.randn(6, 8, requires_grad=True)

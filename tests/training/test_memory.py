@@ -154,6 +154,7 @@ def test_all_is_freed(kind: Any, fails: bool, young_heap: None) -> None:
     assert [name for name, ref in left.items() if ref() is not None] == []
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_a_compiled_step_holds_no_gradient_of_an_earlier_call() -> None:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.AdamW(model.parameters())

@@ -21,6 +21,7 @@ import smelt
 from smelt.capture.recording import gradients
 from smelt.diag import idle_memory
 from smelt.runtime.plan import Aside, Empty
+from tests.forked import torch_forks
 
 Tensor = torch.Tensor
 WIDTH = 640  # gradients of 1.6 MB
@@ -176,6 +177,7 @@ def test_old_gradients_that_a_step_reads_are_kept_for_it() -> None:
     torch.testing.assert_close(found[1], found[0])
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_a_build_leaves_no_cycles() -> None:
     gc.collect()
     _, compiled = _made()
@@ -342,9 +344,8 @@ def test_peak_of_a_step_is_at_most_eagers(kind: str) -> None:
     modules are. Of three each the least, as far as that is asked: what malloc holds differs between processes."""
 
     def peaks(kind: str) -> tuple[float, ...]:
-        call = [sys.executable, "-c", PEAK, kind]
-        run = subprocess.run(call, capture_output=True, text=True, check=True, timeout=300)
-        return tuple(map(float, run.stdout.split()))
+        told = torch_forks().run(f"import sys; sys.argv[1:] = [{kind!r}]\n{PEAK}", timeout_s=300)
+        return tuple(map(float, told.split()))
 
     def are_low(runs: list[tuple[float, ...]]) -> bool:
         return all(

@@ -379,9 +379,20 @@ def fake_cuda(devices: int = 1) -> Iterator[Memory]:
             registry[1] = before
 
 
+_codes: dict[tuple[str, int], CudaCode] = {}
+
+
+def _remembered(sources: Iterable[TritonSource], arch: int, cache: CodeCache | None = None) -> dict[str, CudaCode]:
+    """`compile_cuda` of what no test of this process has compiled before."""
+    sources = list(sources)
+    made = compile_cuda([source for source in sources if (source.digest, arch) not in _codes], arch, cache)
+    _codes.update({(source.digest, arch): made[source.name] for source in sources if source.name in made})
+    return {source.name: _codes[source.digest, arch] for source in sources}
+
+
 def _known(driver: FakeDriver, sources: Iterable[TritonSource], arch: int) -> dict[str, CudaCode]:
     sources = list(sources)
-    made = compile_cuda(sources, arch)
+    made = _remembered(sources, arch)
     driver.codes |= made
     driver.sources |= {source.name: source for source in sources}
     return made
@@ -410,8 +421,8 @@ def fake_gpu(
             return plan
 
         stack.enter_context(mock.patch.object(GpuProgram, "compiled", known))
-        if not compiles:
-            stack.enter_context(mock.patch.object(program_of_gpu, "compile_cuda", uncompiled))
+        compile_ = _remembered if compiles else uncompiled
+        stack.enter_context(mock.patch.object(program_of_gpu, "compile_cuda", compile_))
         stack.enter_context(mock.patch.object(machine, "CudaDriver", lambda: driver))
         machine.forget()
         stack.callback(machine.forget)

@@ -7,9 +7,11 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from multiprocessing.connection import Client
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,23 +20,32 @@ from smelt.codegen.kernels.nest import Nest
 from smelt.codegen.triton.emit import emit_triton
 from smelt.codegen.triton.kernel import TritonKernel, TritonSource
 from smelt.codegen.triton.layout import Form
+from tests.forked import training_forks
 
 _ROOT = Path(__file__).resolve().parents[2]
 _FENCE = 0xA5
+ADDRESS = "SMELT_TEST_INTERPRETER"
+"""Where the environment has the address of a process that interprets."""
 
 
 class Interpreter:
-    """The process."""
+    """The process that interprets. One that a test starts shares it where it finds its address in the environment."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.triton.interpreter"],
-            cwd=_ROOT,
-            env=os.environ | {"TRITON_INTERPRET": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        atexit.register(self.close)
+        self.address = os.environ.get(ADDRESS, "")
+        if not self.address:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.triton.interpreter"],
+                cwd=_ROOT,
+                env=os.environ | {"TRITON_INTERPRET": "1"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            assert process.stdout is not None
+            self.address = process.stdout.readline().strip()
+            atexit.register(process.communicate)
+        self._connection = Client(self.address)
 
     def run(self, kernel: TritonKernel, tensors: Sequence[torch.Tensor]) -> int:
         """Run a kernel over the memory of tensors; 0, or what it left in its error word."""
@@ -54,20 +65,13 @@ class Interpreter:
         programs: int,
     ) -> None:
         """Run a text over memories (u8 each), at pointers: which memory, from which byte on, of which elements."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        request = (source.name, source.text, memories, pointers, words, dict(source.constants), programs)
-        pickle.dump(request, self._process.stdin)
-        self._process.stdin.flush()
-        answer = pickle.load(self._process.stdout)
+        held = [memory.numpy() for memory in memories]
+        request = (source.name, source.text, held, pointers, words, dict(source.constants), programs)
+        self._connection.send_bytes(pickle.dumps(request))
+        answer = pickle.loads(self._connection.recv_bytes())
         assert not isinstance(answer, str), answer
-        for old, new in zip(memories, answer, strict=True):
-            old.copy_(new)
-
-    def close(self) -> None:
-        """End it."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        for old, new in zip(held, answer, strict=True):
+            old[:] = new
 
 
 def _bytes(t: torch.Tensor) -> torch.Tensor:
@@ -84,6 +88,17 @@ def _pointed(dtype: torch.dtype) -> torch.dtype:
 def interpreter() -> Interpreter:
     """The process that all tests of this one share."""
     return Interpreter()
+
+
+def apart(test: Callable[..., None], *args: Any) -> None:
+    """Run a test with a GPU that is not there in a process of its own: autograd's engine has queues for the devices
+    that there are when it is first used, and in this process it may have been.
+    """
+    training_forks().run(
+        f"import {test.__module__} as tests\n"
+        f"with tests.fake_gpu() as gpu:\n    tests.{test.__name__}(gpu, *{args!r})\n",
+        environment={ADDRESS: interpreter().address},
+    )
 
 
 def fenced(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -156,6 +156,7 @@ def converging(x: Tensor) -> Tensor:
     return x + 1.0
 
 
+@pytest.mark.usefixtures("young_heap")
 @pytest.mark.parametrize("which", ["memory", "empty"])
 def test_memory_that_cannot_be_had_raises_as_eager_and_the_next_call_works(
     gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch, which: str
@@ -200,6 +201,7 @@ def test_a_driver_that_refused_conditional_nodes_once_is_asked_again(gpu: FakeDr
     assert "decided by the GPU" in report and len(waits) > before  # eager's, to compare with
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_a_device_that_is_lost_is_eagers_answer(gpu: FakeDriver) -> None:
     program = smelt.compile(converging)
     program(drawn(8)), program(drawn(8))

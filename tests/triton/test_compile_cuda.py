@@ -22,9 +22,9 @@ from smelt.codegen.lower.gpu.lowering import gpu_of
 from smelt.diag import LateError, SmeltError, SmeltWarning
 from smelt.runtime.cuda import machine
 from smelt.runtime.cuda.driver import unusable
-from tests.forked import smelt_forks
 from tests.triton.fake_cuda import fake_gpu
 from tests.triton.fake_driver import FakeDriver
+from tests.triton.harness import apart
 
 
 @pytest.fixture
@@ -196,6 +196,7 @@ def test_an_index_out_of_range_is_told_at_a_later_call_and_once(gpu: FakeDriver)
     assert gpu.calls.count("launch") == before + 1 and "wait" not in gpu.calls
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_an_index_out_of_range_is_told_by_any_program(gpu: FakeDriver) -> None:
     table, good, bad = drawn(5, 4), torch.tensor([0, 4]).cuda(), torch.tensor([0, 9]).cuda()
     first, second, other = (smelt.compile(f) for f in (lambda t, i: t[i] * 2.0, lambda t, i: t[i] * 3.0, torch.exp))
@@ -225,6 +226,7 @@ def test_an_index_out_of_range_is_told_where_the_process_ends(gpu: FakeDriver) -
         machine.warn_at_exit()
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_a_device_that_is_lost_is_eagers_answer_or_error(gpu: FakeDriver) -> None:
     """Every call of the driver fails from some moment on, also where programs go and the process ends."""
     program = smelt.compile(lambda t, i: t[i] * 2.0)
@@ -296,6 +298,7 @@ def test_a_branch_on_data_and_a_loop_that_the_host_drives_say_so(gpu: FakeDriver
     assert "which waits for the GPU" in report and "test_compile_cuda.py" in report
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_what_no_program_needs_is_given_back(gpu: FakeDriver) -> None:
     program, other = (compiled(lambda x: x.exp() * 2.0) for _ in range(2))
     for _ in range(2):
@@ -307,16 +310,6 @@ def test_what_no_program_needs_is_given_back(gpu: FakeDriver) -> None:
     del other
     gc.collect()
     assert gpu.nothing_left
-
-
-def apart(test: Callable[..., None], *args: float) -> None:
-    """Run a test in a process of its own: autograd's engine has queues for the devices that there are when it is first
-    used, and in this process it may have been.
-    """
-    smelt_forks().run(
-        f"from tests.triton import test_compile_cuda as tests\n"
-        f"with tests.fake_gpu() as gpu:\n    tests.{test.__name__}(gpu, *{args!r})\n"
-    )
 
 
 @pytest.mark.parametrize(("momentum", "most"), [(0.0, 1), (0.9, 1)])

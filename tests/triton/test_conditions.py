@@ -390,6 +390,7 @@ def test_integers_bools_and_halves_are_carried(gpu: FakeDriver) -> None:
 # --- what is driven by the host, and says why
 
 
+@pytest.mark.usefixtures("young_heap")
 @pytest.mark.parametrize("prepare", ["version", "refused"])
 def test_a_driver_without_conditional_nodes(gpu: FakeDriver, prepare: str) -> None:
     def function(x: Tensor) -> Tensor:
@@ -489,6 +490,7 @@ def converging(x: Tensor) -> Tensor:
     return x + 1.0
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_arguments_of_nodes_in_arms_are_changed_with_the_graph(gpu: FakeDriver) -> None:
     def function(x: Tensor, y: Tensor) -> Tensor:
         return (x * y if x.sum() > 0 else x - y) + y
@@ -533,6 +535,7 @@ def test_another_stream_waits_for_the_last(gpu: FakeDriver) -> None:
     assert gpu.calls[-2:] == ["order", "launch"] and gpu.streams[-1] == 9
 
 
+@pytest.mark.usefixtures("young_heap")
 @pytest.mark.parametrize(
     "call", ["condition", "add_conditional", "add_kernel", "instantiate", "update", "set_node", "launch"]
 )

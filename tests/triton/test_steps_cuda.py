@@ -6,7 +6,7 @@ The GPU is one that is not there (`fake_cuda`): eager's operators are the CPU's,
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import smelt
-from tests.forked import smelt_forks
 from tests.training.test_gradient_scaling import run_beside_eager
 from tests.triton.fake_cuda import fake_gpu
 from tests.triton.fake_driver import FakeDriver
+from tests.triton.harness import apart
 from tests.triton.test_compile_cuda import compiled, drawn, same
 
 
@@ -25,16 +25,6 @@ from tests.triton.test_compile_cuda import compiled, drawn, same
 def gpu() -> Iterator[FakeDriver]:
     with fake_gpu() as driver:
         yield driver
-
-
-def apart(test: Callable[..., None], *args: Any) -> None:
-    """Run a test in a process of its own: autograd's engine has queues for the devices that there are when it is first
-    used, and in this process it may have been.
-    """
-    smelt_forks().run(
-        f"from tests.triton import test_steps_cuda as tests\n"
-        f"with tests.fake_gpu() as gpu:\n    tests.{test.__name__}(gpu, *{args!r})\n"
-    )
 
 
 class Training:
