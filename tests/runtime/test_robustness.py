@@ -18,8 +18,9 @@ from smelt._torch.library import mkldnn, shim, stable
 from smelt._torch.seen import handles
 from smelt.diag import InternalError, SmeltError
 from smelt.runtime import calls
-from smelt.runtime.encoding.table import AUTOCAST_CELLS, FUNCTION_CELLS, GRAD_CELLS
+from smelt.runtime.encoding.table import AUTOCAST_CELLS, FUNCTION_CELLS, GRAD_CELLS, PARALLEL
 from smelt.runtime.executable import Executable
+from smelt.runtime.machine.threads import THREADS
 from smelt.runtime.plan import (
     ArenaTensor,
     CheckLayout,
@@ -338,7 +339,7 @@ def test_the_gil_is_released(machine_code: bytes) -> None:
 SYMBOLS = sorted(
     {
         *handles.NAMES,
-        *(name for _, name in (*FUNCTION_CELLS, *GRAD_CELLS, *AUTOCAST_CELLS)),
+        *(name for _, name in (*FUNCTION_CELLS, *GRAD_CELLS, *AUTOCAST_CELLS) if name != PARALLEL), THREADS,
         stable.CALL, stable.NEW_HANDLE, stable.NEW_CELL, stable.NEW_LIST, stable.PUSH,
         *stable.DELETERS.values(),
         mkldnn.LINEAR, "aoti_torch_cpu_mm_out", "aoti_torch_cpu_cat", "aoti_torch_cpu_index_Tensor", "aoti_torch_copy_",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ import torch
 from smelt._torch.library import shim
 from smelt.runtime import schedule
 from smelt.runtime.encoding import addresses, encode
-from smelt.runtime.encoding.table import Op, TeamWord
+from smelt.runtime.encoding.table import POOL_AT, TEAMS, TEAMS_AT, Op, PoolWord, Team, TeamWord
 from smelt.runtime.executable import Executable
 from smelt.runtime.machine.threads import team_words
 from smelt.runtime.plan import ArenaTensor, Bump, Dispatch, Empty, Instruction, Launch, Plan, PyCall, Release, Use, View
@@ -172,10 +175,9 @@ def test_a_failing_step_inside_a_region_leaves_nothing_behind(machine_code: byte
             executable.call(torch.randn(ITEMS, N))
 
 
-@pytest.mark.parametrize("name", ["torch_parallel_for"])
-def test_without_the_librarys_pool_one_thread_does_all(machine_code: bytes, name: str) -> None:
+def test_where_nothing_says_how_many_threads_there_are_one_does_all(machine_code: bytes) -> None:
     torch.set_num_threads(4)
-    with shim.hidden(name):
+    with shim.hidden("torch_get_num_threads"):
         plan = chain(10)
         assert Op.REGION not in records(plan)
         executable = Executable(plan, machine_code)
@@ -303,18 +305,109 @@ def test_scratch_of_threads_at_once_lies_apart(machine_code: bytes) -> None:
     pytest.fail("two threads never met")
 
 
+def team_word(number: int, word: Team) -> int:
+    """Where a word of a team stands among the process's."""
+    return TEAMS_AT + number * int(Team.NCELLS) + int(word)
+
+
+@pytest.fixture
+def _words_as_before() -> Iterator[None]:
+    """What a test writes into the process's words is taken back."""
+    words = team_words()
+    before = list(words)
+    yield
+    for at, value in enumerate(before):
+        if at < POOL_AT + len(PoolWord) or (at - TEAMS_AT) % Team.NCELLS in (Team.OWNER, Team.HIRED):
+            words[at] = value
+
+
 def test_after_fork(machine_code: bytes) -> None:
-    """The child has no threads of the library, and must not wait for them."""
+    """The child has no threads, waits for none, and makes its own."""
     torch.set_num_threads(2)
     executable = Executable(chain(10), machine_code)
     x = torch.randn(ITEMS, N)
     want = chained(x, 10)
-    assert torch.equal(executable.call(x)[0], want)
+    words, hired = team_words(), team_word(0, Team.HIRED)
+    words[TeamWord.REST_UNTIL] = 0
+    assert torch.equal(executable.call(x)[0], want) and words[hired] >= 1
     child = os.fork()
     if child == 0:
-        os._exit(0 if team_words()[TeamWord.ALLOWED] == 0 and torch.equal(executable.call(x)[0], want) else 1)
+        words[TeamWord.REST_UNTIL] = 0
+        has_none = words[hired] == 0
+        is_same = all(torch.equal(executable.call(x)[0], want) for _ in range(50))
+        os._exit(0 if has_none and is_same and words[hired] == 1 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert team_words()[TeamWord.ALLOWED] == 1 and torch.equal(executable.call(x)[0], want)
+    assert words[hired] >= 1 and torch.equal(executable.call(x)[0], want)
+
+
+@pytest.mark.usefixtures("_words_as_before")
+def test_a_thread_that_never_comes_is_not_waited_for(machine_code: bytes) -> None:
+    torch.set_num_threads(2)
+    executable = Executable(chain(10), machine_code)
+    x = torch.randn(ITEMS, N)
+    words = team_words()
+    for number in range(TEAMS - 1):
+        words[team_word(number, Team.OWNER)] = 1
+    words[team_word(TEAMS - 1, Team.HIRED)] = 1  # nobody has hired anybody
+    for _ in range(20):
+        words[TeamWord.REST_UNTIL] = 0
+        assert torch.equal(executable.call(x)[0], chained(x, 10))
+        assert words[team_word(TEAMS - 1, Team.TICKETS)] == words[team_word(TEAMS - 1, Team.OWNER)] == 0
+
+
+@pytest.mark.usefixtures("_words_as_before")
+def test_where_all_teams_are_taken_one_thread_does_all(machine_code: bytes) -> None:
+    torch.set_num_threads(2)
+    executable = Executable(chain(10), machine_code)
+    x = torch.randn(ITEMS, N)
+    words = team_words()
+    words[TeamWord.REST_UNTIL] = 0
+    before = [words[team_word(number, Team.TICKETS)] for number in range(TEAMS)]
+    for number in range(TEAMS):
+        words[team_word(number, Team.OWNER)] = 1
+    assert torch.equal(executable.call(x)[0], chained(x, 10))
+    assert [words[team_word(number, Team.TICKETS)] for number in range(TEAMS)] == before == [0] * TEAMS
+    assert all(words[team_word(number, Team.OWNER)] for number in range(TEAMS))
+
+
+@pytest.mark.usefixtures("_words_as_before")
+def test_where_the_system_grants_no_thread_one_does_all(machine_code: bytes) -> None:
+    asked: list[int] = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
+    def refused(*args: int) -> int:
+        asked.append(len(args))
+        return 11
+
+    torch.set_num_threads(4)
+    executable = Executable(chain(10), machine_code)
+    x = torch.randn(ITEMS, N)
+    words = team_words()
+    words[TeamWord.REST_UNTIL] = 0
+    words[POOL_AT + PoolWord.CREATE] = ctypes.cast(refused, ctypes.c_void_p).value or 0
+    for number in range(TEAMS - 1):
+        words[team_word(number, Team.OWNER)] = 1
+    words[team_word(TEAMS - 1, Team.HIRED)] = 0
+    assert torch.equal(executable.call(x)[0], chained(x, 10)) and asked == [4]
+    assert words[team_word(TEAMS - 1, Team.OWNER)] == 0
+
+
+def test_a_process_ends_while_its_threads_look_for_work() -> None:
+    """The interpreter takes down what it has; the threads go on until the process is gone."""
+    code = """
+import torch, smelt
+from smelt.runtime.encoding.table import TEAMS_AT, Team
+from smelt.runtime.machine.threads import team_words
+torch.set_num_threads(2)
+x = torch.randn(2000, 500)
+compiled = smelt.compile(lambda x: torch.tanh(x) * 2 + 1)
+for _ in range(3):
+    torch.testing.assert_close(compiled(x), torch.tanh(x) * 2 + 1)
+print(team_words()[TEAMS_AT + Team.HIRED], flush=True)
+"""
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+        assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 
 def test_one_thread_does_all_while_waiting_for_others_would_cost_more(machine_code: bytes) -> None:

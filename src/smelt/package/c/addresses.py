@@ -21,7 +21,7 @@ LIBRARY = frozenset(
     (
         "aoti_torch_empty_strided", "aoti_torch__reinterpret_tensor", "aoti_torch_delete_tensor_object",
         "aoti_torch_copy_", "aoti_torch_get_data_ptr", "aoti_torch_get_dim", "aoti_torch_get_sizes",
-        "aoti_torch_get_strides", "aoti_torch_get_dtype", "torch_parallel_for",
+        "aoti_torch_get_strides", "aoti_torch_get_dtype", "smelt_parallel_for",
     )
 )  # fmt: skip
 """Functions of torch's C shim that the runtime has under the same names."""
@@ -116,6 +116,9 @@ class Elsewhere:
 
     def team_words(self) -> int:
         return 0  # a context has its own
+
+    def has_pool(self) -> bool:
+        return False
 
     def advises(self) -> int:
         return 0  # memory of results is kept from call to call

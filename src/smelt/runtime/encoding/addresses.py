@@ -16,7 +16,7 @@ from smelt._torch.library import shim, stable
 from smelt.diag.records import distinct_record
 from smelt.runtime.machine.heap import advises
 from smelt.runtime.machine.loaded_kernels import kernels
-from smelt.runtime.machine.threads import c_function, team_limit, team_words
+from smelt.runtime.machine.threads import c_function, has_pool, team_limit, team_words
 from smelt.runtime.plan import KernelCode
 
 if TYPE_CHECKING:  # to the type checker a symbol is what it passes for, as a plan's `Word` is
@@ -109,6 +109,10 @@ class Addresses(Protocol):
         """The words that all regions share."""
         ...
 
+    def has_pool(self) -> bool:
+        """Whether threads stand behind these words; else a function of the library may bring them (`PARALLEL`)."""
+        ...
+
     def advises(self) -> int:
         """The function that asks for large pages."""
         ...
@@ -155,6 +159,9 @@ class Here:
 
     def team_words(self) -> int:
         return ctypes.addressof(team_words())
+
+    def has_pool(self) -> bool:
+        return has_pool()
 
     def advises(self) -> int:
         return advises()

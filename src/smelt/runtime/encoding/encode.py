@@ -332,7 +332,8 @@ class _Encoder(BlockRecords):
         for cell, address in needed.items():
             frame.put(cell, address or 0)
         frame.put(Cell.TEAM_WORDS, where.team_words())
-        return bool(self.launches.code and all(needed.values())) and where.library(PARALLEL) is not None
+        has_more = where.has_pool() or where.library(PARALLEL) is not None
+        return bool(self.launches.code and all(needed.values())) and has_more
 
     def finish(self, team_limit: int) -> Encoded:
         frame = self.frame

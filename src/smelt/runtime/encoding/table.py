@@ -244,6 +244,45 @@ class TeamWord(IntEnum):
     RESTS = 4
 
 
+class PoolWord(IntEnum):
+    """Words of the process's own threads, `POOL_AT` words behind the first `TeamWord`: the functions that say how many
+    threads a region may have, make one, lock and unlock, wait and wake, and let others run; then come `TEAMS` teams.
+    """
+
+    THREADS = 0
+    CREATE = 1
+    ATTRIBUTES = 2
+    LOCK = 3
+    UNLOCK = 4
+    WAIT = 5
+    WAKE = 6
+    YIELD = 7
+
+
+class Team(IntEnum):
+    """Words of a team: (tickets to a region that nobody has taken << 32 | threads inside of it), whether a caller has
+    it, its threads, the region's frame, the first `PoolWord`, the last thread made, how many sleep, and what they sleep
+    on. What different threads write stands in cache lines of its own. `NCELLS` is their number.
+    """
+
+    TICKETS = 0
+    OWNER = 8
+    HIRED = 9
+    FRAME = 10
+    POOL = 11
+    THREAD = 12
+    SLEEPING = 16
+    MUTEX = 24
+    CONDITION = 32
+    NCELLS = 40
+
+
+POOL_AT = 8
+TEAMS_AT = 16
+"""Words from the first `TeamWord` to the first team, which begins a cache line as that does."""
+TEAMS = 8
+"""So many callers at once have threads to help them; one more works alone."""
+POOL_NWORDS = TEAMS_AT + TEAMS * Team.NCELLS
 FRAME_ALIGNMENT = 64
 # The claim word is (chunks << 32 | next chunk); this value ends a region.
 CLAIM_STOP = -1
@@ -268,7 +307,8 @@ class Launched(IntEnum):
     NCELLS = 7
 
 
-PARALLEL = "torch_parallel_for"
+# A library of its own brings its threads: this function runs a region. A process has a pool (`PoolWord`) instead.
+PARALLEL = "smelt_parallel_for"
 # The shim function whose address each cell holds; 0 where the symbol is missing (and then no record uses it).
 FUNCTION_CELLS: tuple[tuple[Cell, str], ...] = (
     (Cell.DELETE, "aoti_torch_delete_tensor_object"),

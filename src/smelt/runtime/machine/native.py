@@ -13,6 +13,7 @@ from smelt.diag.records import record
 from smelt.runtime.encoding.table import ENTER_SYMBOL, ENTRY_SYMBOL, GIVE_SYMBOL, HEADER_WORDS, Cell, Op, Status
 from smelt.runtime.machine import drafts
 from smelt.runtime.machine.loader import LoadedCode, host_machine
+from smelt.runtime.machine.threads import never_freed
 
 _PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
 _GIVE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
@@ -54,6 +55,7 @@ def native_entry(machine_code: bytes) -> NativeEntry | None:
         return None
     try:
         loaded = drafts.load(machine_code)
+        never_freed(loaded)  # threads of the pool run it until the process ends
         give = _GIVE(loaded.address(GIVE_SYMBOL))
         method = MethodDef(b"run", loaded.address(ENTER_SYMBOL), _METH_FASTCALL, None)
         entry = NativeEntry(_PROTOTYPE(loaded.address(ENTRY_SYMBOL)), give, method, loaded)

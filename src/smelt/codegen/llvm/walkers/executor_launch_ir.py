@@ -8,22 +8,22 @@ costs nothing but its help.
     thread 0:   put up the launch    help    wait for chunks of others    next record ...    word = STOP
     others:     until STOP:  help, or pause, and after a while yield
 
-The library ends a region only when all its threads have come and gone. Where other processes have the cores, that is
-many times the work of a short region. So the time of regions is kept as work and stall, and where waiting costs more
-than the others' help saves, one thread does all for twice as long as was waited, and for longer each time this comes
-again soon: then it is a process that stays.
+A region waits for whoever runs a chunk or looks for one. Where other processes have the cores, that can be many times
+the work of a short region. So the time of regions is kept as work and stall, and where waiting costs more than the
+others' help saves, one thread does all for twice as long as was waited, and for longer each time this comes again soon:
+then it is a process that stays.
 """
 
 from __future__ import annotations
 
 from smelt.codegen.llvm.walkers.executor_body import Body
-from smelt.runtime.encoding.table import CLAIM_STOP, CLOCK_MONOTONIC, Cell, Launched, TeamWord
+from smelt.codegen.llvm.walkers.executor_pool_ir import GATHER, TEAM, pool_text
+from smelt.runtime.encoding.table import CLOCK_MONOTONIC, Cell, Launched, TeamWord
 
 CLOCK = "smelt_clock"
 STEP = "smelt_step"
 _JUDGE = "smelt_judge"
 _LINGER = "smelt_linger"
-_TEAM = "smelt_team"
 _HELP = "smelt_help"
 _WAIT = "smelt_wait"
 # Pauses before a waiting thread lets others run: tens of microseconds, less than most launches take.
@@ -132,7 +132,7 @@ def _refused(body: Body) -> None:
 
 
 def emit_region(body: Body) -> None:
-    """REGION: the records up to LEAVE, with the library's threads; one thread if the process may not have more."""
+    """REGION: the records up to LEAVE, with threads that help (`executor_pool_ir`) if the process may have them now."""
     body.store(body.let(f"add i64 %pc, {body.word(1)}"), Cell.AT)
     body.store(body.let("ptrtoint ptr %code to i64"), Cell.CODE)
     body.store("0", Cell.CLAIM)
@@ -143,8 +143,17 @@ def emit_region(body: Body) -> None:
     size = body.let(f"select i1 {may}, i64 {body.word(2)}, i64 1")
     body.store(size, Cell.TEAM_SIZE)
     body.store("0", Cell.STALL)
-    args = f"i64 0, i64 {size}, i64 1, ptr @{_TEAM}, ptr %frame"
-    rc = body.let(f"call i32 {body.function(Cell.PARALLEL)}({args})")
+    library = body.cell(Cell.PARALLEL)
+    body.do(f"br i1 {body.let(f'icmp eq i64 {library}, 0')}, label %region_own, label %region_library")
+    body.label("region_own")
+    body.do(f"call void @{GATHER}(ptr %frame)")
+    body.do("br label %region_over")
+    body.label("region_library")
+    args = f"i64 0, i64 {size}, i64 1, ptr @{TEAM}, ptr %frame"
+    called = body.let(f"call i32 {body.function(Cell.PARALLEL)}({args})")
+    body.do("br label %region_over")
+    body.label("region_over")
+    rc = body.let(f"phi i32 [0, %region_own], [{called}, %region_library]")
     helpers = body.cell(Cell.TEAM)
     body.store("0", Cell.TEAM)
     body.do(f"call void @{_JUDGE}(ptr %frame, i64 {began}, i64 {helpers})")
@@ -174,62 +183,10 @@ def team_text(machine: str, walk: str) -> str:
     """LLVM IR of the functions of a team; `walk` is the one that runs records."""
     declaration, pause = _PAUSES.get(machine, ("", ""))
     functions = (
-        _team_function(walk, pause), _help_function(), _wait_function(pause), _linger_function(), _judge_function(),
-        _clock_function(),
+        pool_text(walk, _HELP, CLOCK, pause, _PATIENCE), _help_function(), _wait_function(pause), _linger_function(),
+        _judge_function(), _clock_function(),
     )  # fmt: skip
     return f"{declaration}\n{''.join(functions)}"
-
-
-def _team_function(walk: str, pause: str) -> str:
-    """`void smelt_team(i64 begin, i64 end, ptr frame)`: the library calls it with each thread's part of the team."""
-    body = Body()
-    body.label("entry")
-    is_first = body.let("icmp eq i64 %begin, 0")
-    body.do(f"br i1 {is_first}, label %lead, label %start")
-    body.label("lead")
-    # The first part tells how many there are, for all but the last are as large.
-    whole = body.let(f"add i64 {body.cell(Cell.TEAM_SIZE)}, {body.let('sub i64 %end, 1')}")
-    parts = body.let(f"udiv i64 {whole}, %end")
-    body.store(body.let(f"sub i64 {parts}, 1"), Cell.TEAM)
-    body.store(body.let(f"call i64 @{CLOCK}(ptr %frame)"), Cell.BEGAN)
-    code, at = body.cell(Cell.CODE, "ptr"), body.cell(Cell.AT)
-    status = body.let(f"call i32 @{walk}(ptr {code}, ptr %frame, i64 {at})")
-    body.do(f"store i32 {status}, ptr {body.cell_address(Cell.STATUS)}")
-    body.do(f"store atomic i64 {CLAIM_STOP}, ptr {body.cell_address(Cell.CLAIM)} release, align 8")
-    body.store(body.let(f"call i64 @{CLOCK}(ptr %frame)"), Cell.ENDED)
-    body.do("ret void")
-    body.label("start")
-    offset = body.let(f"mul i64 %begin, {body.cell(Cell.SCRATCH_STRIDE)}")
-    scratch = body.let(f"add i64 {body.cell(Cell.SCRATCH)}, {offset}")
-    body.do("br label %look")
-    body.label("look")
-    body.do("%waited = phi i64 [0, %start], [0, %work], [%longer, %idle], [%longer, %yield]")
-    claim = body.let(f"load atomic i64, ptr {body.cell_address(Cell.CLAIM)} acquire, align 8")
-    stop = body.let(f"icmp eq i64 {claim}, {CLAIM_STOP}")
-    body.do(f"br i1 {stop}, label %done, label %try")
-    body.label("try")
-    has_more = body.let(f"icmp ult i64 {body.let(f'and i64 {claim}, 4294967295')}, {body.let(f'lshr i64 {claim}, 32')}")
-    body.do(f"br i1 {has_more}, label %work, label %idle")
-    body.label("work")
-    body.do(f"call void @{_HELP}(ptr %frame, i64 {scratch})")
-    body.do("br label %look")
-    _idle(body, pause)
-    body.label("done")
-    body.do("ret void")
-    return body.function_text(f"define internal void @{_TEAM}(i64 %begin, i64 %end, ptr %frame) #0")
-
-
-def _idle(body: Body, pause: str) -> None:
-    """One step of waiting, back to `look`: a pause, and when `%waited` is long a yield."""
-    body.label("idle")
-    if pause:
-        body.do(pause)
-    body.do("%longer = add i64 %waited, 1")
-    impatient = body.let(f"icmp sgt i64 %longer, {_PATIENCE}")
-    body.do(f"br i1 {impatient}, label %yield, label %look")
-    body.label("yield")
-    body.let(f"call i32 {body.function(Cell.YIELD)}()")
-    body.do("br label %look")
 
 
 def _wait_function(pause: str) -> str:

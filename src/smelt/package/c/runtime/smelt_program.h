@@ -18,7 +18,7 @@
     F(aoti_torch_get_sizes)           \
     F(aoti_torch_get_strides)         \
     F(aoti_torch_get_dtype)           \
-    F(torch_parallel_for)             \
+    F(smelt_parallel_for)             \
     F(PyGILState_Ensure)              \
     F(PyGILState_Release)             \
     F(PyErr_CheckSignals)             \

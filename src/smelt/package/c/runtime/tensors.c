@@ -270,7 +270,7 @@ static int32_t rt_aoti_torch_copy_(tensor *target, tensor *source, int32_t non_b
 
 /* --- what else the executor calls */
 
-static int32_t rt_torch_parallel_for(int64_t begin, int64_t end, int64_t grain, smelt_part part, void *cells)
+static int32_t rt_smelt_parallel_for(int64_t begin, int64_t end, int64_t grain, smelt_part part, void *cells)
 {
     (void)begin, (void)grain;
     struct smelt_context *context = smelt_current;
