@@ -12,7 +12,11 @@ from torch import Tensor, nn
 
 import smelt
 from smelt.codegen.attention import Attention, Backward, Operand, Work, backward_of, kernel_of
+from smelt.codegen.attention.backward import backward_kernel
+from smelt.codegen.attention.variant import Variant
 from smelt.codegen.llvm.isa import Isa
+from smelt.codegen.llvm.parted import parted
+from smelt.ir import DType
 from tests.attention.harness import host, isas, launch, operand
 from tests.training.harness import same_as_eager
 
@@ -167,6 +171,16 @@ def test_what_causality_hides_is_refused_where_it_is_not_finite() -> None:
         case.is_causal = True
         (case.q, case.k, case.v, grad)[which][0, 1, 4, 2] = INF
         assert case.own(grad) is None
+
+
+def test_what_is_done_again_and_again_is_one_function_for_all_kernels_of_a_dtype() -> None:
+    """Rows, panels, scores, two products and results: whatever the mask is, in one text each."""
+    kernels = [backward_kernel(Variant(DType.F32, mask, is_backward=True), host()) for mask in (None, DType.BOOL)]
+    plain, masked = (parted(kernel.symbol, kernel.text) for kernel in kernels)
+    assert plain.functions.keys() == masked.functions.keys() and len(plain.functions) == 6
+    assert plain.kernel.symbol != masked.kernel.symbol
+    wide = backward_kernel(Variant(DType.F64, None, is_backward=True), host())
+    assert plain.functions.keys().isdisjoint(parted(wide.symbol, wide.text).functions)
 
 
 # --- in programs

@@ -563,3 +563,13 @@ def test_functions_side_by_side_are_written_out() -> None:
         total = op("add", total, op("gelu", op("mul", load(0, 1), const(k + 1.0))))
     made = pointwise([F32, F32], (77,), total)
     assert "define internal" not in emit_nest(made, machine_isas()[0]).source.text
+
+
+def test_llvm_sees_no_counter_but_of_windows() -> None:
+    """The next value of each counter is frozen, so that LLVM looks for no other way to step through the loops."""
+    isa = machine_isas()[0]
+    for made in (pointwise((F32, F32), (7, 40), op("exp", load(0, 40, 1))), softmax(5, 40)):
+        text = emit_nest(made, isa).source.text
+        assert text.count("phi i64") == text.count("= freeze i64") > 0
+    window = [Reduce("s", "sum", load(0, 2, 32, 1), F32), Store(1, at(1, 0, 0), Ref("s", F32))]
+    assert "freeze" not in emit_nest(nest((F32, F32), (16,), (2, 2), window), isa).source.text

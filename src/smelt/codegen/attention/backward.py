@@ -19,9 +19,10 @@ Source: Dao et al., "FlashAttention", arXiv:2205.14135.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
+from smelt.codegen.attention.backward_functions import Functions
 from smelt.codegen.attention.parts import Parts
 from smelt.codegen.attention.variant import ROW_PADDING, Tile, Variant
 from smelt.codegen.attention.vectors import down, least, most, number, up
@@ -36,8 +37,6 @@ _TILES = 4
 # Room behind a block's keys: for whole panels, and for whole tiles of keys.
 _MORE_KEYS = 64
 _SCORE_ROW = KEYS + ROW_PADDING
-# Keys and columns that are transposed at once.
-_SQUARE = 8
 
 
 @lru_cache(maxsize=64)
@@ -86,7 +85,6 @@ class _BackwardKernel(Parts):
         fn, words = self.fn, self.words
         self.tile = Tile.of(isa)
         self.band = _TILES * self.tile.rows
-        self.panel = self.tile.vectors * self.lanes.count
         self._taken: str = "%scratch"
         keys = fn.add(words["block"], _MORE_KEYS)
         self.room = fn.add(words["queries"], self.tile.rows)
@@ -102,6 +100,7 @@ class _BackwardKernel(Parts):
         self.logarithms, self.row_dots = (self._take(rows) for _ in range(2))
         self.result = self._take(value_width)
         self.failed = fn.alloca("i32")
+        self.functions = Functions(fn, variant, isa, _SCORE_ROW)
 
     def _take(self, count: str | int) -> str:
         """The next numbers of the scratch memory."""
@@ -163,12 +162,12 @@ class _BackwardKernel(Parts):
 
     def _take_row(self, source: str, name: str, target: str) -> None:
         """Widen a row into scratch memory, zeros up to whole vectors; keep in mind whether it holds what is refused."""
-        fn, words = self.fn, self.words
+        words = self.words
         size, width = (words[w] for w in (("value_size", "value_width") if name in "gov" else ("size", "width")))
-        stride, following = words[f"{name}_column"], words[f"{name}_row"]
-        self.copy_row(self.dtype, source, stride, size, target, check=self.failed, next_row=following)
-        with fn.loop(size, width) as rest:
-            fn.store(self.kind, number(0.0), fn.gep(self.kind, target, rest.index))
+        self.functions.take_row(
+            source=source, stride=words[f"{name}_column"], count=size, target=target, width=width,
+            next_row=words[f"{name}_row"], flag=self.failed, bound=self.numbers["bound"],
+        )  # fmt: skip
 
     def _prepare(self, bases: dict[str, str], group: str) -> None:
         """Logarithms of the sums of a head's queries, and the products of each one's gradient with its result."""
@@ -192,7 +191,9 @@ class _BackwardKernel(Parts):
         with fn.loop("0", count) as loop:
             target = self._row(bases, name, fn.add(first, loop.index), group)
             row = fn.gep(self.kind, source, fn.mul(loop.index, words[width]))
-            self.write_row(row, factor, words[size], target, f"{name}_column")
+            self.functions.write_row(
+                source=row, factor=factor, count=words[size], target=target, stride=words[f"{name}_column"]
+            )
 
     # --- keys and values
 
@@ -206,20 +207,7 @@ class _BackwardKernel(Parts):
             with fn.loop("0", block.count) as loop:
                 source = self._row(block.bases, name, fn.add(block.start, loop.index))
                 self._take_row(source, name, fn.gep(self.kind, rows, fn.mul(loop.index, width)))
-            self._turn(rows, panels, width, block.count)
-
-    def _turn(self, rows: str, panels: str, width: str, count: str) -> None:
-        fn = self.fn
-        square = replace(self.lanes, count=min(self.lanes.count, _SQUARE))
-        with fn.loop("0", count, square.count) as key, fn.loop("0", width, square.count) as column:
-            panel = down(fn, key.index, self.panel)
-            lane = fn.let(f"sub i64 {key.index}, {panel}", "i")
-            source = fn.gep(self.kind, rows, fn.add(fn.mul(key.index, width), column.index))
-            read = [square.load(fn.gep(self.kind, source, fn.mul(width, i))) for i in range(square.count)]
-            into = fn.gep(self.kind, panels, fn.add(fn.mul(panel, width), lane))
-            into = fn.gep(self.kind, into, fn.mul(column.index, self.panel))
-            for i, vector in enumerate(square.transposed(read)):
-                square.store(vector, fn.gep(self.kind, into, i * self.panel))
+            self.functions.turn(rows=rows, panels=panels, width=width, count=block.count)
 
     # --- a band of queries
 
@@ -245,25 +233,9 @@ class _BackwardKernel(Parts):
                 right_at = fn.gep(self.kind, right, fn.mul(skipped, width))
                 depth = fn.let(f"sub i64 {rows}, {skipped}", "i")
                 target = fn.gep(self.kind, into, fn.mul(key.index, width))
-                self._add_product(left_at, 1, _SCORE_ROW, right_at, width, depth, target)
-
-    def _add_product(
-        self, left: str, left_row: int, left_step: int, right: str, width: str, depth: str, into: str
-    ) -> None:
-        """into[rows of a tile, width] += left @ right[depth, width]."""
-        fn, lanes = self.fn, self.lanes
-        rest = fn.let(f"urem i64 {width}, {self.panel}", "i")
-        whole = fn.let(f"sub i64 {width}, {rest}", "i")
-        for start, stop, vectors in (("0", whole, self.tile.vectors), (whole, width, 1)):
-            with fn.loop(start, stop, vectors * lanes.count) as column:
-                columns = fn.gep(self.kind, right, column.index)
-                sums = self.product(left, left_row, columns, width, depth, self.tile.rows, vectors, left_step=left_step)
-                target = fn.gep(self.kind, into, column.index)
-                for r, row in enumerate(sums):
-                    here = fn.gep(self.kind, target, fn.mul(width, r))
-                    for v, value in enumerate(row):
-                        at = fn.gep(self.kind, here, v * lanes.count)
-                        lanes.store(lanes.op("fadd", lanes.load(at), value), at)
+                self.functions.add_product(
+                    1, _SCORE_ROW, left=left_at, right=right_at, width=width, depth=depth, into=target
+                )
 
     def _do_tile(self, band: _Band, first: str, rows: str) -> None:
         """Probabilities and gradients of the scores of a tile; its queries' gradients grow."""
@@ -274,30 +246,21 @@ class _BackwardKernel(Parts):
         powers, changes = (fn.gep(self.kind, scores, at) for scores in (self.powers, self.changes))
         queries = fn.gep(self.kind, self.queries, fn.mul(first, words["width"]))
         grads = fn.gep(self.kind, self.grads, fn.mul(first, words["value_width"]))
-        self._score(queries, words["width"], words["size"], self.key_panels, sees, powers)
-        self._score(grads, words["value_width"], words["value_size"], self.value_panels, sees, changes)
+        for left, row, depth, panels, into in (
+            (queries, "width", "size", self.key_panels, powers),
+            (grads, "value_width", "value_size", self.value_panels, changes),
+        ):
+            self.functions.score(
+                left=left, left_row=words[row], depth=words[depth], panels=panels, count=sees, into=into
+            )
         # All rows of the band are read as far as its last one sees.
         width = up(fn, fn.add(band.sees, self.tile.rows), self.lanes.count)
         with fn.loop(first, last) as row:
             self._soften(band, row.index, width)
         target = fn.gep(self.kind, self.of_queries, fn.mul(fn.add(band.row, first), words["width"]))
-        self._add_product(changes, _SCORE_ROW, 1, self.keys, words["width"], sees, target)
-
-    def _score(self, left: str, left_row: str, depth: str, panels: str, keys: str, into: str) -> None:
-        """into = left @ panels, as far as any row of the tile sees keys."""
-        fn, lanes, step = self.fn, self.lanes, self.tile.vectors
-        vectors = fn.let(f"udiv i64 {fn.add(keys, lanes.count - 1)}, {lanes.count}", "i")
-        whole = fn.let(f"sub i64 {vectors}, {fn.let(f'urem i64 {vectors}, {step}', 'i')}", "i")
-        for start, stop, count in (("0", whole, step), (whole, vectors, 1)):
-            with fn.loop(start, stop, count) as loop:
-                panel = fn.let(f"udiv i64 {loop.index}, {step}", "i")
-                lane = fn.mul(fn.let(f"urem i64 {loop.index}, {step}", "i"), lanes.count)
-                right = fn.gep(self.kind, panels, fn.add(fn.mul(fn.mul(panel, self.panel), left_row), lane))
-                sums = self.product(left, left_row, right, self.panel, depth, self.tile.rows, count)
-                target = fn.gep(self.kind, into, fn.mul(loop.index, lanes.count))
-                for r, row in enumerate(sums):
-                    for v, value in enumerate(row):
-                        lanes.store(value, fn.gep(self.kind, target, r * _SCORE_ROW + v * lanes.count))
+        self.functions.add_product(
+            _SCORE_ROW, 1, left=changes, right=self.keys, width=words["width"], depth=sees, into=target
+        )
 
     def _soften(self, band: _Band, row: str, width: str) -> None:
         """Scores to probabilities, and gradients of these to gradients of the scores, in place; 0 where not seen."""

@@ -181,4 +181,4 @@ class _FewKernel(Parts):
             target = self.at(self.dtype, base, self.offset((group, "o_group"), (query, "o_row")))
             source = fn.gep(self.kind, self.products, fn.mul(loop.index, words["value_width"]))
             factor = fn.load(self.kind, fn.gep(self.kind, self.sums, loop.index))
-            self.write_row(source, factor, words["value_size"], target)
+            self.write_row(source, factor, words["value_size"], target, words["o_column"])

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from smelt.codegen.attention.opaque import OpaqueText
 from smelt.codegen.attention.variant import NUMBERS, ROW_PADDING, Variant
 from smelt.codegen.attention.vectors import Lanes, down, least, number, up
 from smelt.codegen.llvm.isa import Isa
-from smelt.codegen.llvm.text import KERNEL_PARAMETERS
+from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
 from smelt.ir import DType
 
 # Rows of an operand that are asked for before they are copied.
 _ROWS_AHEAD = 16
 
 
-class Parts:
-    """A kernel's text in the making, with its words and buffers loaded."""
+class Steps:
+    """A function's text in the making, and what is done in several of them: with rows, and with tiles in registers."""
 
-    def __init__(self, variant: Variant, isa: Isa) -> None:
-        self.variant = variant
-        self.fn = fn = OpaqueText("KERNEL", KERNEL_PARAMETERS)
+    def __init__(self, fn: FunctionText, variant: Variant, isa: Isa) -> None:
+        self.fn, self.variant = fn, variant
         self.lanes = Lanes.of(fn, isa, variant.compute, variant.lanes)
         self.kind, self.dtype = self.lanes.kind, variant.dtype
-        names, words = variant.operands, variant.words
-        self.buffers = {name: fn.address(i) for i, name in enumerate(names)}
-        self.words = {name: fn.word(len(names) + i) for i, name in enumerate(words)}
-        self.numbers = {name: self._number(name) for name in NUMBERS if name in words}
-
-    def _number(self, name: str) -> str:
-        wide = self.fn.let(f"bitcast i64 {self.words[name]} to double")
-        return wide if self.kind == "double" else self.fn.let(f"fptrunc double {wide} to float")
 
     def element_kind(self, dtype: DType) -> str:
         """The integer type that steps over elements of a dtype."""
@@ -38,34 +28,15 @@ class Parts:
         """The address of an element."""
         return self.fn.gep(self.element_kind(dtype), base, index)
 
-    def offset(self, *terms: tuple[str, str]) -> str:
-        """Sum of index * stride, the strides given as names of words."""
-        total = "0"
-        for index, stride in terms:
-            total = self.fn.add(total, self.fn.mul(index, self.words[stride]))
-        return total
-
-    def base(self, buffer: str, batch: str, head: str) -> str:
-        """Where a key/value head of a batch begins in a buffer."""
-        dtype = {"m": self.variant.mask, "l": self.variant.compute}.get(buffer) or self.dtype
-        place = self.offset((batch, f"{buffer}_batch"), (head, f"{buffer}_head"))
-        return self.at(dtype, self.buffers[buffer], place)
-
-    def position(self, row: str) -> tuple[str, str]:
-        """Head within the group, and query, of a row."""
-        fn, queries = self.fn, self.words["queries"]
-        group = fn.let(f"udiv i64 {row}, {queries}", "i")
-        return group, fn.let(f"sub i64 {row}, {fn.mul(group, queries)}", "i")
-
     # --- rows
 
     def copy_row(
         self, dtype: DType, source: str, stride: str, count: str, target: str, scale: str = "", check: str = "",
-        next_row: str = "",
+        bound: str = "", next_row: str = "",
     ) -> None:  # fmt: skip
         """Widen `count` elements of a row that lie `stride` apart into `target`, times `scale`.
 
-        check: address of an i32 that becomes 1 where an element is larger than the bound, or NaN. next_row: elements
+        check: address of an i32 that becomes 1 where an element is larger than `bound`, or NaN. next_row: elements
         from one row to the next, of which one to come is asked for: rows of heads lie too far apart for the hardware to
         see where they go.
         """
@@ -93,7 +64,7 @@ class Parts:
                 loop.carried[0].next = self.worse(x, self.kind, bits, loop.carried[0].now)
             fn.store(self.kind, x, fn.gep(self.kind, target, loop.index))
         if check:
-            self.mark_large(check, loop.carried[0].last, "bound")
+            self.mark_large(check, loop.carried[0].last, bound)
 
     @property
     def _magnitude(self) -> int:
@@ -117,19 +88,18 @@ class Parts:
         return self.fn.let(f"call {lanes.bits} {name}({type_} {worst})")
 
     def mark_large(self, flag: str, magnitude: str, bound: str) -> None:
-        """Set a flag where a magnitude (bits of |x|) is larger than a word's bound, or a NaN's."""
+        """Set a flag where a magnitude (bits of |x|) is larger than a bound's, or a NaN's."""
         bits = self.lanes.bits
-        limit = self.fn.let(f"bitcast {self.kind} {self.numbers[bound]} to {bits}")
+        limit = self.fn.let(f"bitcast {self.kind} {bound} to {bits}")
         self._mark(flag, self.fn.let(f"icmp sgt {bits} {magnitude}, {limit}"))
 
     def _mark(self, flag: str, condition: str) -> None:
         bit = self.fn.let(f"zext i1 {condition} to i32")
         self.fn.store("i32", self.fn.let(f"or i32 {self.fn.load('i32', flag)}, {bit}"), flag)
 
-    def write_row(self, source: str, factor: str, count: str, target: str, column: str = "o_column") -> None:
-        """Write `count` numbers times a factor as a row of a result. column: the word that is its stride."""
+    def write_row(self, source: str, factor: str, count: str, target: str, stride: str) -> None:
+        """Write `count` numbers times a factor as a row of a result, whose elements lie `stride` apart."""
         fn, lanes = self.fn, self.lanes
-        stride = self.words[column]
         is_dense = fn.let(f"icmp eq i64 {stride}, 1")
         whole = fn.let(f"select i1 {is_dense}, i64 {down(fn, count, lanes.count)}, i64 0", "i")
         factors = lanes.splat(factor)
@@ -175,6 +145,40 @@ class Parts:
         for v in range(vectors):
             line = self.fn.gep("i8", at, 64 * v)
             self.fn.do(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 3, i32 1)")
+
+
+class Parts(Steps):
+    """A kernel's text in the making, with its words and buffers loaded."""
+
+    def __init__(self, variant: Variant, isa: Isa) -> None:
+        super().__init__(FunctionText("KERNEL", KERNEL_PARAMETERS), variant, isa)
+        fn, names, words = self.fn, variant.operands, variant.words
+        self.buffers = {name: fn.address(i) for i, name in enumerate(names)}
+        self.words = {name: fn.word(len(names) + i) for i, name in enumerate(words)}
+        self.numbers = {name: self._number(name) for name in NUMBERS if name in words}
+
+    def _number(self, name: str) -> str:
+        wide = self.fn.let(f"bitcast i64 {self.words[name]} to double")
+        return wide if self.kind == "double" else self.fn.let(f"fptrunc double {wide} to float")
+
+    def offset(self, *terms: tuple[str, str]) -> str:
+        """Sum of index * stride, the strides given as names of words."""
+        total = "0"
+        for index, stride in terms:
+            total = self.fn.add(total, self.fn.mul(index, self.words[stride]))
+        return total
+
+    def base(self, buffer: str, batch: str, head: str) -> str:
+        """Where a key/value head of a batch begins in a buffer."""
+        dtype = {"m": self.variant.mask, "l": self.variant.compute}.get(buffer) or self.dtype
+        place = self.offset((batch, f"{buffer}_batch"), (head, f"{buffer}_head"))
+        return self.at(dtype, self.buffers[buffer], place)
+
+    def position(self, row: str) -> tuple[str, str]:
+        """Head within the group, and query, of a row."""
+        fn, queries = self.fn, self.words["queries"]
+        group = fn.let(f"udiv i64 {row}, {queries}", "i")
+        return group, fn.let(f"sub i64 {row}, {fn.mul(group, queries)}", "i")
 
     # --- softmax
 

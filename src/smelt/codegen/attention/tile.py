@@ -185,7 +185,16 @@ class _TileKernel(Parts):
             target = fn.gep(self.kind, self.values, fn.mul(loop.index, words["value_width"]))
             row = self.at(self.dtype, source, self.offset((loop.index, "v_row")))
             stride, following = words["v_column"], words["v_row"]
-            self.copy_row(self.dtype, row, stride, words["value_size"], target, check=found, next_row=following)
+            self.copy_row(
+                self.dtype,
+                row,
+                stride,
+                words["value_size"],
+                target,
+                check=found,
+                bound=self.numbers["bound"],
+                next_row=following,
+            )
             with fn.loop(words["value_size"], words["value_width"]) as rest:
                 fn.store(self.kind, number(0.0), fn.gep(self.kind, target, rest.index))
         with fn.when(is_checked):
@@ -297,7 +306,7 @@ class _TileKernel(Parts):
                     x = square.load(fn.gep(self.kind, source, fn.mul(depth.index, self.panel)))
                     depth.carried[0].next = self.worse(x, square.type, many, depth.carried[0].now)
                 keys.carried[0].next = depth.carried[0].last
-            self.mark_large(self.is_large, self.worst(square, keys.carried[0].last), "reach")
+            self.mark_large(self.is_large, self.worst(square, keys.carried[0].last), self.numbers["reach"])
 
     def _look_at_queries(self, many: str) -> None:
         fn, words, square = self.fn, self.words, self._square
@@ -311,8 +320,8 @@ class _TileKernel(Parts):
                 one = fn.load(self.kind, fn.gep(self.kind, row, rest.index))
                 rest.carried[0].next = self.worse(one, self.kind, square.bits, rest.carried[0].now)
             rows.carried[0].next, rows.carried[1].next = vectors.carried[0].last, rest.carried[0].last
-        self.mark_large(self.is_large, self.worst(square, rows.carried[0].last), "reach")
-        self.mark_large(self.is_large, rows.carried[1].last, "reach")
+        self.mark_large(self.is_large, self.worst(square, rows.carried[0].last), self.numbers["reach"])
+        self.mark_large(self.is_large, rows.carried[1].last, self.numbers["reach"])
 
     def _is_one_seen(self, row: int, column: str) -> str:
         """Whether the mask leaves a key to a query of the tile."""
@@ -477,7 +486,7 @@ class _TileKernel(Parts):
             target = self.at(self.dtype, item.bases["o"], self.offset((group, "o_group"), (query, "o_row")))
             total = fn.load(self.kind, fn.gep(self.kind, self.sums, local))
             source = fn.gep(self.kind, self.products, fn.mul(local, words["value_width"]))
-            self.write_row(source, self.inverse(total), words["value_size"], target)
+            self.write_row(source, self.inverse(total), words["value_size"], target, words["o_column"])
         if self.variant.keeps_sums:
             self._write_logarithms(item)
 

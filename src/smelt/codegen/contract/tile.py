@@ -72,7 +72,7 @@ def tile_call(rows: int, vectors: int, **arguments: str) -> str:
 
 def tile_function(tiling: Tiling, rows: int, vectors: int, walk: Walk) -> FunctionText:
     """A tile of `rows` x `vectors` registers; finish it with `finish("")`."""
-    fn = FunctionText(tile_name(rows, vectors), _PARAMETERS, result="internal void")
+    fn = FunctionText(tile_name(rows, vectors), _PARAMETERS, result="internal void", reduced=True)
     starts = _tile_rows(fn, tiling, rows) if walk.tiled else _row_starts(fn, rows)
     is_whole = (rows, vectors) == (tiling.rows, tiling.vectors)
     chains = chains_of(tiling, rows, vectors)

@@ -45,7 +45,8 @@ class Frame:
     def __init__(self, graph: Graph, schedule: Schedule, isa: Isa) -> None:
         self.graph, self.schedule, self.isa = graph, schedule, isa
         self.nest = graph.nest
-        self.fn = FunctionText("KERNEL", KERNEL_PARAMETERS)
+        # Loops over windows take few turns, so that products in them would cost.
+        self.fn = FunctionText("KERNEL", KERNEL_PARAMETERS, reduced=len(self.nest.inner) > 1)
         self.words: list[float] = []
         self._word_names: dict[Hashable, str] = {}
         self.counters: dict[int, str] = {}
