@@ -246,17 +246,17 @@ class _BackwardKernel(Parts):
         powers, changes = (fn.gep(self.kind, scores, at) for scores in (self.powers, self.changes))
         queries = fn.gep(self.kind, self.queries, fn.mul(first, words["width"]))
         grads = fn.gep(self.kind, self.grads, fn.mul(first, words["value_width"]))
-        for left, row, depth, panels, into in (
+        for left, width, depth, panels, into in (
             (queries, "width", "size", self.key_panels, powers),
             (grads, "value_width", "value_size", self.value_panels, changes),
         ):
             self.functions.score(
-                left=left, left_row=words[row], depth=words[depth], panels=panels, count=sees, into=into
+                left=left, left_row=words[width], depth=words[depth], panels=panels, count=sees, into=into
             )
         # All rows of the band are read as far as its last one sees.
-        width = up(fn, fn.add(band.sees, self.tile.rows), self.lanes.count)
+        seen = up(fn, fn.add(band.sees, self.tile.rows), self.lanes.count)
         with fn.loop(first, last) as row:
-            self._soften(band, row.index, width)
+            self._soften(band, row.index, seen)
         target = fn.gep(self.kind, self.of_queries, fn.mul(fn.add(band.row, first), words["width"]))
         self.functions.add_product(
             _SCORE_ROW, 1, left=changes, right=self.keys, width=words["width"], depth=sees, into=target

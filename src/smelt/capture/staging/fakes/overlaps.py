@@ -31,7 +31,7 @@ def check_overlap(info: OpInfo, overload: Overload, args: OpArgs, kwargs: OpKwar
         return
     every = list(_tensors([*args, *kwargs.values()]))
     written = list(_tensors([args[i] if i is not None and i < len(args) else kwargs.get(n) for n, i in places]))
-    if len(every) < 2 or not any(_overlap(w, t, overload) for w in written for t in _others(every, w)):
+    if len(every) < 2 or not any(_overlap(w, t, overload) for w, t in _in_one_memory(every, written)):
         return
     with unseen(), torch.no_grad():
         alike = _Alike(every)
@@ -52,10 +52,21 @@ def _tensors(values: Sequence[object]) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
-def _others(every: Sequence[torch.Tensor], written: torch.Tensor) -> Iterator[torch.Tensor]:
-    """All operands but the written one itself, which may be given once more (`y.index_put_((i,), y)`)."""
-    itself = next(i for i, t in enumerate(every) if t is written)
-    yield from (t for i, t in enumerate(every) if i != itself)
+def _in_one_memory(
+    every: Sequence[torch.Tensor], written: Sequence[torch.Tensor]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Each written operand with each other one in its memory; it may itself be given once more
+    (`y.index_put_((i,), y)`).
+    """
+    first: dict[int, int] = {}
+    together: dict[object, list[int]] = {}
+    for i, tensor in enumerate(every):
+        first.setdefault(id(tensor), i)
+        if tensor.layout == torch.strided:
+            together.setdefault(storage_key(tensor), []).append(i)
+    for tensor in written:
+        alike = together.get(storage_key(tensor), ()) if tensor.layout == torch.strided else ()
+        yield from ((tensor, every[i]) for i in alike if i != first[id(tensor)])
 
 
 def _lies(tensor: torch.Tensor) -> tuple[int, list[int], list[int]]:
@@ -69,13 +80,8 @@ def _end(tensor: torch.Tensor) -> int:
     return offset + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True)) + 1
 
 
-def _memory(tensor: torch.Tensor) -> object:
-    return storage_key(tensor) if tensor.layout == torch.strided else None
-
-
 def _overlap(written: torch.Tensor, other: torch.Tensor, overload: Overload) -> bool:
-    if _memory(written) is None or _memory(written) != _memory(other):
-        return False
+    """Whether operands in one memory share elements in a way that an operator may refuse."""
     one, two = _lies(written), _lies(other)
     if 0 in one[1] or 0 in two[1]:
         return False
@@ -96,7 +102,7 @@ class _Alike:
                 raise Doubt("an operand is not strided")
             if 0 not in _lies(tensor)[1]:
                 nbytes = _end(tensor) * tensor.element_size()
-                self._nbytes[_memory(tensor)] = max(nbytes, self._nbytes.get(_memory(tensor), 0))
+                self._nbytes[storage_key(tensor)] = max(nbytes, self._nbytes.get(storage_key(tensor), 0))
         if sum(self._nbytes.values()) > 8 * MOST_TRIED:
             raise Doubt("operands that overlap are too large to try")
         self._made: dict[Any, Any] = {}
@@ -107,7 +113,7 @@ class _Alike:
             return [self.of(item) for item in value]
         if not isinstance(value, torch.Tensor):
             return value
-        key = _memory(value)
+        key = storage_key(value)
         if key not in self._made:
             self._made[key] = torch.zeros(self._nbytes.get(key, 0), dtype=torch.uint8).untyped_storage()
         offset, sizes, steps = _lies(value)
