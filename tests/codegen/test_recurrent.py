@@ -51,7 +51,7 @@ def test_a_layer_is_eagers(name: str, dtype: torch.dtype) -> None:
     layer = LAYERS[name]().to(dtype).eval()
     compiled = smelt.compile(layer, options={"measure": False})
     with torch.no_grad():
-        for batch, state in ((27, True), (2, False)):
+        for batch, state in ((27, True), (8, True), (2, False)):
             x = torch.randn(*((batch, 4) if layer.batch_first else (4, batch)), 5, dtype=dtype)
             args = (x, _state(layer, batch, dtype)) if state else (x,)
             for special in (False, True):

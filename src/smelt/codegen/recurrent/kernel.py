@@ -42,7 +42,12 @@ MAX_ROWS = 24
 """Rows of an item at most, so that their sums stay in the first-level cache."""
 _SUM_ROWS = MAX_ROWS + 8  # the last tile of an item stores all its rows
 _HEIGHTS = (6, 4, 3, 2, 1)
+_FOURS = _HEIGHTS[1:]
 _WALK = Walk(unit=True, dense=True, ahead=False, packed=True)
+
+
+_Part = Callable[[str, str, str | None, str, str], None]
+"""What emits a part of the cell: of row, unit, mask, the row's gates and its outputs."""
 
 
 class StepWords(NamedTuple):
@@ -99,9 +104,12 @@ class Steps:
 
 
 def steps_of(
-    kind: Kind, isa: Isa, dtype: DType, sizes: Sequence[int], *, packed: bool, projected: bool
+    kind: Kind, isa: Isa, dtype: DType, sizes: Sequence[int], rows: int | None, *, packed: bool, projected: bool
 ) -> Steps | None:
-    """The kernel for hidden units and outputs of these sizes; None where there is none of that dtype."""
+    """The kernel for hidden units and outputs of these sizes; None where there is none of that dtype.
+
+    rows: of an item, where they are known: as fours where sixes would leave two, whose tile reads a weight for little.
+    """
     tiling = tiling_for(isa, dtype) if dtype in (DType.F32, DType.F64) else None
     if tiling is None:
         return None
@@ -110,7 +118,8 @@ def steps_of(
     gates, registers = GATES[kind], isa.vector_registers - 4
     most = max(1, registers // _HEIGHTS[0] // line)
     beside = next(n for n in range(min(most, gates), 0, -1) if gates % n == 0)
-    heights = tuple(height for height in _HEIGHTS if height * beside * line <= registers)
+    wanted = _FOURS if rows is not None and rows % 4 == 0 and rows % 6 else _HEIGHTS
+    heights = tuple(height for height in wanted if height * beside * line <= registers)
     tiling = replace(tiling, rows=heights[0], vectors=beside * line, heights=heights)
     return Steps(kind, tiling, any(size % tiling.lanes for size in sizes), packed, projected)
 
@@ -230,9 +239,8 @@ class _Driver:
         with fn.loop(0, self._lines(word["hidden"])) as line:
             self._ask_ahead(into, line.index)
             self._sums(here["h"], word["outputs"], here["weight"], line.index, self.gates)
-            self._each(line.index, word["hidden"], lambda row, unit, mask: self._cell(
-                row, unit, mask, self._row(into, word["gates_row"], row), self._row(cells, cells_row, row)
-            ))  # fmt: skip
+            for part in self._cell_parts():
+                self._each(line.index, word["hidden"], self._at_rows(part, into, (cells, cells_row)))
         if self.steps.projected:
             with fn.loop(0, self._lines(word["outputs"])) as line:
                 self._sums(cells, word["hidden"], here["projection"], line.index, 1)
@@ -244,6 +252,14 @@ class _Driver:
                 (here["h"], word["outputs"]), (result, word["out_row"])
             ))  # fmt: skip
             self._copy(to, source, word["outputs"])
+
+    def _at_rows(self, part: _Part, into: str, cells: tuple[str, str]) -> Callable[[str, str, str | None], None]:
+        """A part of the cell, of row, unit and mask. into: the step's gates; cells: its outputs, and a row of them."""
+
+        def emit(row: str, unit: str, mask: str | None) -> None:
+            part(row, unit, mask, self._row(into, self.word["gates_row"], row), self._row(*cells, row))
+
+        return emit
 
     def _ask_ahead(self, into: str, line: str) -> None:
         """Ask for the gates of a line of units in the next step, while this one's sums are made."""
@@ -296,11 +312,13 @@ class _Driver:
 
     def _sum(self, gate: int, row: str, unit: str) -> str:
         """The sums of a gate for a register of units."""
+        return self.fn.load(self.tiling.vector, self._sum_at(gate, row, unit), self.size)
+
+    def _sum_at(self, gate: int, row: str, unit: str) -> str:
         fn, beside = self.fn, self.tiling.panel // self.steps.units
         base = fn.gep("i8", "%scratch", gate // beside * beside * _SUM_ROWS * LINE_NBYTES + gate % beside * LINE_NBYTES)
         inside = fn.let(f"and i64 {unit}, {self.steps.units - 1}", "i")
-        at = self._element(fn.gep("i8", base, fn.mul(row, beside * LINE_NBYTES)), inside)
-        return fn.load(self.tiling.vector, at, self.size)
+        return self._element(fn.gep("i8", base, fn.mul(row, beside * LINE_NBYTES)), inside)
 
     def _get(self, at: str, mask: str | None) -> str:
         return load_some(self.fn, self.tiling.vector, at, mask, self.size)
@@ -313,37 +331,69 @@ class _Driver:
 
     # --- cells: eager's formulas, with one division where a sigmoid multiplies
 
-    def _cell(self, row: str, unit: str, mask: str | None, into: str, out: str) -> None:
-        """The next state of a register of units. into: the row's gates; out: its outputs."""
-        fn, m = self.fn, self.m
-
-        def gate(number: int) -> str:
-            at = self._element(into, fn.add(fn.mul(self.word["hidden"], number), unit))
-            return self._get(at, mask)
-
-        def both(number: int) -> str:
-            return m.add(self._sum(number, row, unit), gate(number))
-
-        to = self._element(out, unit)
+    def _cell_parts(self) -> tuple[_Part, ...]:
+        """What gives the next state of a register of units, each for all rows before the next: a function of another
+        one's result is a chain of operations as long as a core looks ahead, and rows overlap where chains are short.
+        """
         match self.steps.kind:
             case "lstm":
-                at = self._element(self._row(self.here["c"], self.word["hidden"], row), unit)
-                kept = m.div(self._get(at, mask), self._opened(both(1)))
-                new, below = self.math.tanh_parts(both(2))
-                cell = m.add(kept, m.div(new, m.mul(self._opened(both(0)), below)))
-                self._put(cell, at, mask)
-                new, below = self.math.tanh_parts(cell)
-                self._put(m.div(new, m.mul(self._opened(both(3)), below)), to, mask)
+                return self._lstm_cell, self._lstm_out
             case "gru":
-                state = self._get(self._element(self._row(self.here["h"], self.word["hidden"], row), unit), mask)
-                past = m.add(self._sum(2, row, unit), self._get(self._element(self.here["inner"], unit), mask))
-                new = m.div(*self.math.tanh_parts(m.add(gate(2), m.div(past, self._opened(both(0))))))
-                self._put(m.add(m.div(m.sub(state, new), self._opened(both(1))), new), to, mask)
+                return self._gru_new, self._gru_out
             case "tanh":
-                self._put(m.div(*self.math.tanh_parts(both(0))), to, mask)
+                return (self._tanh,)
             case "relu":
-                x = both(0)
-                self._put(m.select(m.cmp("uno", x, x), x, m.select(m.cmp("ogt", x, 0.0), x, 0.0)), to, mask)
+                return (self._relu,)
+
+    def _gate(self, number: int, into: str, unit: str, mask: str | None) -> str:
+        at = self._element(into, self.fn.add(self.fn.mul(self.word["hidden"], number), unit))
+        return self._get(at, mask)
+
+    def _both(self, number: int, row: str, unit: str, mask: str | None, into: str) -> str:
+        """A gate: what the input and the state say of it."""
+        return self.m.add(self._sum(number, row, unit), self._gate(number, into, unit, mask))
+
+    def _state_at(self, name: str, row: str, unit: str) -> str:
+        return self._element(self._row(self.here[name], self.word["hidden"], row), unit)
+
+    def _lstm_cell(self, row: str, unit: str, mask: str | None, into: str, out: str) -> None:
+        m, at = self.m, self._state_at("c", row, unit)
+        kept = m.div(self._get(at, mask), self._opened(self._both(1, row, unit, mask, into)))
+        new, below = self.math.tanh_parts(self._both(2, row, unit, mask, into))
+        self._put(m.add(kept, m.div(new, m.mul(self._opened(self._both(0, row, unit, mask, into)), below))), at, mask)
+
+    def _lstm_out(self, row: str, unit: str, mask: str | None, into: str, out: str) -> None:
+        m = self.m
+        new, below = self.math.tanh_parts(self._get(self._state_at("c", row, unit), mask))
+        opened = self._opened(self._both(3, row, unit, mask, into))
+        self._put(m.div(new, m.mul(opened, below)), self._element(out, unit), mask)
+
+    def _gru_new(self, row: str, unit: str, mask: str | None, into: str, out: str) -> None:
+        """What the new state's tanh is of, in place of the sums of its gate."""
+        m = self.m
+        past = m.add(self._sum(2, row, unit), self._get(self._element(self.here["inner"], unit), mask))
+        past = m.div(past, self._opened(self._both(0, row, unit, mask, into)))
+        self.fn.store(
+            self.tiling.vector, m.add(self._gate(2, into, unit, mask), past), self._sum_at(2, row, unit), self.size
+        )  # fmt: skip
+
+    def _gru_out(self, row: str, unit: str, mask: str | None, into: str, out: str) -> None:
+        m = self.m
+        state = self._get(self._state_at("h", row, unit), mask)
+        new = m.div(*self.math.tanh_parts(self._sum(2, row, unit)))
+        opened = self._opened(self._both(1, row, unit, mask, into))
+        self._put(m.add(m.div(m.sub(state, new), opened), new), self._element(out, unit), mask)
+
+    def _tanh(self, row: str, unit: str, mask: str | None, into: str, out: str) -> None:
+        self._put(
+            self.m.div(*self.math.tanh_parts(self._both(0, row, unit, mask, into))), self._element(out, unit), mask
+        )  # fmt: skip
+
+    def _relu(self, row: str, unit: str, mask: str | None, into: str, out: str) -> None:
+        m, x = self.m, self._both(0, row, unit, mask, into)
+        self._put(
+            m.select(m.cmp("uno", x, x), x, m.select(m.cmp("ogt", x, 0.0), x, 0.0)), self._element(out, unit), mask
+        )  # fmt: skip
 
     def _opened(self, x: str) -> str:
         """What a number is divided by where it is multiplied by sigmoid(x)."""

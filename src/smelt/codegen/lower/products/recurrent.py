@@ -18,7 +18,7 @@ from smelt.codegen.lower.launched_kernels import About, launch
 from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.codegen.recurrent.kernel import GATES, MAX_ROWS, Kind, Steps, StepWords, steps_of, steps_source
 from smelt.ir import Node, Value
-from smelt.ir.sizes import is_one, late
+from smelt.ir.sizes import is_one, is_symbolic, late
 from smelt.ops.own import recurrent_steps
 from smelt.ops.own.recurrent_steps import PREFIX
 
@@ -37,9 +37,10 @@ def lower_recurrent(ctx: Context, node: Node) -> bool:
     type_, (directions, batch, outputs) = tensor_type(y), tensor_type(call.states[0]).sizes
     if isa is None or not ctx.options.own_kernels:
         return False
+    rows, items = _divided(directions, batch)
     steps = steps_of(
-        kind, isa, type_.dtype, (call.hidden, outputs), packed=call.counts is not None,
-        projected=call.projection is not None,
+        kind, isa, type_.dtype, (call.hidden, outputs), None if is_symbolic(rows) else rows,
+        packed=call.counts is not None, projected=call.projection is not None,
     )  # fmt: skip
     if steps is None:
         return False
@@ -54,7 +55,6 @@ def lower_recurrent(ctx: Context, node: Node) -> bool:
         ctx.bind(result, Place(storage, storage.base))
         slots.append(storage.slot)
     length = tensor_type(call.gates if call.counts is None else call.counts).sizes[0]
-    rows, items = _divided(directions, batch)
     gates_step, gates_row = (0, *gates.geometry.strides[:-1])[-2:]
     out_row = directions * outputs
     words = StepWords(
