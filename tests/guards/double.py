@@ -46,7 +46,8 @@ class ReplayEntry:
         self.forms: dict[str, Any] = {}
         self.checks = ()
         self.free: frozenset[Any] = frozenset()
-        self.why_fixed = ""
+        self.why_fixed = self.why_paths = ""
+        self.captured = None
         self.enables_grad = False
         self.has_gradients = self.is_on_gpu = False
         self.kept_casts: tuple[torch.Tensor, ...] = ()

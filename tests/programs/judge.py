@@ -148,7 +148,7 @@ def _note_capture(compiled: Any, verdict: Verdict) -> None:
     rows = stats.rows
     reasons = [row.reason for row in rows if row.reason] + list(stats.fallbacks)
     internal = [r for r in reasons if "InternalError" in r or "defect" in r or "Error:" in r or "failed" in r]
-    why = [getattr(row.entry, "why_paths", "") for row in rows if row.entry is not None]
+    why = [row.entry.why_paths for row in rows if row.entry is not None]
     internal += [w for w in why if "staging failed" in w or "Internal" in w]
     verdict.internal = verdict.internal or (internal[0] if internal else "")
     if not rows and not stats.fallbacks:

@@ -429,7 +429,7 @@ class Builds:
                 self._settle_effects(log, entry or unmade, args, kwargs, missed)
             return
         self._changes_nothing = self.state is None and failure is None
-        if entry is not None and PARTLY in getattr(entry, "why_paths", "") and self._takes_written(program):
+        if entry is not None and PARTLY in entry.why_paths and self._takes_written(program):
             return
         if failure is not None and self._takes_replaced(program):
             return
@@ -563,7 +563,7 @@ class Builds:
             trial=self._first_trial(row)
         )
         row.paths.note(outcomes)
-        told = (getattr(other.entry, "why_paths", "") for other in (*missed, row))
+        told = (other.entry.why_paths for other in (*missed, row) if other.entry is not None)
         row.paths.why_many = row.paths.why_many or next(filter(None, told), "")
         row.fits_again(row)
         for other in missed:

@@ -41,6 +41,10 @@ class Entry(Protocol):
     """A program compiled for one set of guards."""
 
     @property
+    def captured(self) -> Captured | None:
+        """The recorded program that it was made of, for builds of the same program; None where it was made of none."""
+
+    @property
     def constants(self) -> tuple[torch.Tensor, ...]:
         """Tensors whose contents were folded or packed into the entry: guarded by contents."""
 
@@ -111,6 +115,10 @@ class Entry(Protocol):
     @property
     def why_fixed(self) -> str:
         """Why sizes and numbers that were to be free are not; empty where they are, or where none was to be."""
+
+    @property
+    def why_paths(self) -> str:
+        """Why a program whose path depends on data is not one merged graph; empty where it is, or need not be."""
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The program's answer for arguments that pass the guards.

@@ -39,8 +39,8 @@ def known_program(
     call = Call(args, kwargs)
     alike = [row for row in rows if row.seen is not None and row.seen.call.difference(look.call) is not None]
     for row in alike:
-        captured = getattr(row.entry, "captured", None)
-        if not isinstance(captured, Captured) or not _only_computes(captured):
+        captured = None if row.entry is None else row.entry.captured
+        if captured is None or not _only_computes(captured):
             continue
         narrow = row.entry if look.freedom.hints and captured.sizes is not None and _has_alike(row, look) else None
         if narrow is None and not (captured.class_askers is not None and _tells(row, look)):
