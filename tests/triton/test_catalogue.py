@@ -1,4 +1,6 @@
-"""Every sample of the catalogue that consists of nests, as kernels for a GPU in Triton's interpreter, against eager."""
+"""Every sample of the catalogue that consists of nests, as kernels for a GPU in Triton's interpreter, against eager;
+and every record says whether its operator has such kernels.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,15 @@ import torch
 from torch import Tensor
 
 from smelt.codegen.lower.gpu import GpuProgram, gpu_program
+from smelt.codegen.slots import filled
 from smelt.ops.catalogue import CATALOGUE
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.evaluate import evaluate
-from smelt.ops.record import OpRecord
+from smelt.ops.record import OpRecord, Sample, Slot
+from smelt.passes.layers.decompose import decompose
+from smelt.passes.layers.expand_layers import expand_layers
+from smelt.passes.layers.expand_recurrent import expand_recurrent
+from smelt.passes.manager import run_passes
 from tests.codegen.test_lower_catalogue import sample_graph
 from tests.triton.harness import interpreter
 
@@ -86,3 +93,16 @@ def test_samples_equal_eager(record: OpRecord) -> None:
             tolerance = 4 * torch.finfo(eager.dtype).eps if eager.dtype.is_floating_point else 0.0
             scale = float(eager.nan_to_num(0.0, 1.0, 1.0).abs().max()) if eager.numel() and tolerance else 0.0
             torch.testing.assert_close(ours, eager, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+
+
+def _has_kernels(record: OpRecord, sample: Sample) -> bool:
+    """Whether a call, in simpler operators where it is lowered to such, leaves nothing to torch's operators."""
+    graph, _ = sample_graph(record, sample)
+    run_passes(graph, (expand_layers, expand_recurrent, decompose))
+    return not gpu_program(graph).refused
+
+
+@pytest.mark.parametrize("record", CATALOGUE, ids=lambda r: r.name)
+def test_a_record_says_whether_its_operator_has_kernels_for_gpus(record: OpRecord) -> None:
+    """Where its slot is filled, some sample is kernels throughout; where `why_not` has a reason, none is."""
+    assert any(_has_kernels(record, sample) for sample in record.samples()) == bool(filled(record, Slot.TRITON))

@@ -249,7 +249,7 @@ class Slot(Enum):
     ONNX = "ONNX"
     """Its form in ONNX's operators: in the record, or by the simpler operators that it is lowered to."""
     TRITON = "Triton"
-    """Code of ours for GPUs."""
+    """Code of ours for GPUs: the same rules in Triton, products, attention, random numbers."""
 
 
 def as_torch_does(op: str) -> Lowering:
@@ -257,9 +257,11 @@ def as_torch_does(op: str) -> Lowering:
     return lambda b, call: b.as_torch_does(op, call)
 
 
-def library(why: str) -> Mapping[Slot, str]:
-    """No kernel of ours: torch's library computes the operator, for this reason."""
-    return MappingProxyType({Slot.KERNEL: why})
+def library(why: str, *slots: Slot) -> Mapping[Slot, str]:
+    """No kernel of ours: torch's library computes the operator, for this reason. slots: on a CPU alone, or a GPU; else
+    on both.
+    """
+    return MappingProxyType(dict.fromkeys(slots or (Slot.KERNEL, Slot.TRITON), why))
 
 
 def never(call: Call) -> bool:
@@ -284,8 +286,7 @@ class OpRecord:
     may_throw: whether the data may make eager raise. uninitialised: the result's content is arbitrary.
     traits: further facts that are asked for by name. product: the factors of a matrix product.
     neutral: of a reduction, the number that changes no result (infinite: for floating-point numbers only).
-    vjp: its gradient. onnx: its form in ONNX's operators. why_not: for each slot that is empty, why; none where nothing
-    of that kind is built yet.
+    vjp: its gradient. onnx: its form in ONNX's operators. why_not: for each slot that is empty, why.
     """
 
     name: str

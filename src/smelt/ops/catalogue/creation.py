@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from smelt.ir import Arg, TensorType, Value
-from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Trait, library, sample, tensor_type
+from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Slot, Trait, library, sample, tensor_type
 from smelt.ops.samples import fixed, floats, ints, strided
 
 
@@ -54,6 +54,7 @@ _LIKES = fixed(lambda: [sample(floats(3, 4)), sample(strided(3, 4)), sample(ints
 _NEW = fixed(lambda: [sample(floats(3), [2, 3]), sample(ints(3), [2], dtype=torch.bool)])
 
 _DRAWS = library("it draws from torch's generator, whose stream is the library's")
+_DRAWS_ON_CPU = library("it draws from torch's generator, whose stream is the library's", Slot.KERNEL)
 _NO_CONTENT = library("there is nothing to compute")
 
 CREATION: tuple[OpRecord, ...] = (
@@ -213,8 +214,8 @@ CREATION: tuple[OpRecord, ...] = (
         traits=Trait.NO_GRADIENT,
         why_not=_NO_CONTENT,
     ),
-    OpRecord("aten.rand.default", "torch.rand", fixed(lambda: [sample([2, 3])]), rng=_always, why_not=_DRAWS),
-    OpRecord("aten.randn.default", "torch.randn", fixed(lambda: [sample([2, 3])]), rng=_always, why_not=_DRAWS),
+    OpRecord("aten.rand.default", "torch.rand", fixed(lambda: [sample([2, 3])]), rng=_always, why_not=_DRAWS_ON_CPU),
+    OpRecord("aten.randn.default", "torch.randn", fixed(lambda: [sample([2, 3])]), rng=_always, why_not=_DRAWS_ON_CPU),
     OpRecord("aten.randint.low", "torch.randint", fixed(lambda: [sample(0, 5, [3])]), rng=_always, why_not=_DRAWS),
     OpRecord(
         "aten.randn_like.default",
@@ -222,7 +223,7 @@ CREATION: tuple[OpRecord, ...] = (
         fixed(lambda: [sample(floats(2, 3))]),
         rng=_always,
         traits=Trait.ANY_TENSOR | Trait.NO_GRADIENT,
-        why_not=_DRAWS,
+        why_not=_DRAWS_ON_CPU,
     ),
     OpRecord(
         "aten.rand_like.default",
@@ -230,7 +231,7 @@ CREATION: tuple[OpRecord, ...] = (
         fixed(lambda: [sample(floats(2, 3))]),
         rng=_always,
         traits=Trait.ANY_TENSOR | Trait.NO_GRADIENT,
-        why_not=_DRAWS,
+        why_not=_DRAWS_ON_CPU,
     ),
     OpRecord(
         "aten.bernoulli.default",

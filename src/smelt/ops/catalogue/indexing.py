@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from smelt.ir import UNKNOWN_DIM, Arg, Device, DType, TensorType, Type, Value
-from smelt.ops.record import Call, Emitter, OpRecord, Samples, Trait, library, sample, tensor_type
+from smelt.ops.record import Call, Emitter, OpRecord, Samples, Slot, Trait, library, sample, tensor_type
 from smelt.ops.samples import bools, fixed, floats, ints, strided
 
 BY_INDEX = "aten.index_select.default"
@@ -127,6 +127,7 @@ INDEXING: tuple[OpRecord, ...] = (
         lower=_lower_scatter_value,
         exact=True,
         may_throw=True,
+        why_not=library("it writes at indices that are data, of which two may be equal", Slot.TRITON),
     ),
     OpRecord(
         "aten.index.Tensor",
@@ -170,6 +171,7 @@ INDEXING: tuple[OpRecord, ...] = (
         lower=_lower_index_add,
         exact=True,
         may_throw=True,
+        why_not=library("it adds at indices that are data, of which two may be equal", Slot.TRITON),
         traits=Trait.ONE_BY_ONE,
     ),
     OpRecord(

@@ -212,7 +212,6 @@ NN: tuple[OpRecord, ...] = (
         fixed(lambda: [sample(floats(3, 4), ints(3, low=0, high=4))]),
         may_throw=True,
         traits=Trait.KEPT_IN_F32,
-        why_not=library("its targets are classes or probabilities, and its classes are checked by the library"),
     ),
     OpRecord(
         "aten.nll_loss_nd.default",

@@ -16,7 +16,7 @@ import torch
 from smelt.diag import InternalError
 from smelt.ir import ANY, UNKNOWN_DIM, Dim, TensorType, TupleType, Type, UnknownDim, Value
 from smelt.ops.catalogue.recurrent_layers import drops, lower_layer
-from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Sample, Trait, sample, tensor_type
+from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Sample, Slot, Trait, library, sample, tensor_type
 from smelt.ops.samples import floats
 
 _LENGTH, _BATCH, _INPUTS, _HIDDEN = 3, 2, 4, 5
@@ -174,6 +174,7 @@ def _record(name: str, gates: int, states: int) -> OpRecord:
         source=SOURCES[name],
         traits=Trait.SHRINKS,
         lower=lambda b, call: lower_layer(b, call, f"rnn.{name.removeprefix('rnn_')}"),
+        why_not=library("its steps follow one another, each with a product: one kernel for CPUs", Slot.TRITON),
     )
 
 

@@ -16,12 +16,13 @@ from smelt.passes.base import Pass, PassContext
 from smelt.passes.layers.decompose import lower_node
 
 _OWN: dict[str, Lowering] = {BATCH_NORM: lower_batch_norm, CROSS_ENTROPY: lower_cross_entropy}
-_OPS = frozenset((*(record.name for record in LAYERS), *_OWN))
+EXPANDED = frozenset((*(record.name for record in LAYERS), *_OWN))
+"""Operators that this pass takes apart."""
 
 
 def _run(graph: Graph, context: PassContext) -> bool:
     rewriter = context.rewriter(graph)
-    for node in [n for n in graph.walk() if n.op in _OPS]:
+    for node in [n for n in graph.walk() if n.op in EXPANDED]:
         lower_node(rewriter, node, exact=False, given=_OWN.get(node.op))
     return rewriter.edits > 0
 
