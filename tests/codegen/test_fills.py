@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch
 from smelt.codegen.contract.packing import Packing
 from smelt.codegen.contract.tiling import tiling_for
 from smelt.codegen.llvm.isa import host_isa
+from smelt.codegen.lower.products import weight_packing
 from smelt.codegen.lower.products.packed_weight import pack, packed_by_torch, packed_weight, unpacked
 from smelt.codegen.lower.products.weight_packing import Fills
 from smelt.diag import Options
@@ -79,6 +82,51 @@ def test_a_pause_loses_nothing(pauses: int) -> None:
     assert_packed(made)
 
 
+def test_what_is_added_while_others_finish_is_filled_too() -> None:
+    """A plan that shares panels may finish the fills of one that is still being made."""
+    fills = Fills()
+    made = packed(fills, *SIZES)
+    fills.finish()
+    made += packed(fills, *SIZES)
+    assert not fills.is_done
+    fills.start()
+    made += packed(fills, *SIZES)
+    fills.finish()
+    assert fills.is_done
+    assert_packed(made)
+
+
+def test_few_copies_wait_to_be_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_packing, "_WAITING_NBYTES", 3 * 4 * 200 * 300)
+    fills, form = Fills(), packing(200, 300)
+    assert ISA is not None
+    alive: list[weakref.ref[torch.Tensor]] = []
+    made = []
+    for i in range(8):
+        weight = torch.full((200, 300), float(i))
+        alive.append(weakref.ref(weight))
+        made.append((pack(weight, form, ISA, OPTIONS, fills, is_copy=True), i))
+        del weight
+        assert sum(one() is not None for one in alive) <= 2
+    fills.finish()
+    assert not any(one() is not None for one in alive)
+    assert all(torch.equal(unpacked(panels, form), torch.full((200, 300), float(i))) for panels, i in made)
+
+
+@pytest.mark.parametrize("nbytes", [1, 1 << 20, 1 << 40])
+def test_parts_are_packed_when_they_are_told(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_packing, "_WAITING_NBYTES", nbytes)
+    fills = Fills()
+    made, told = packed(fills, *SIZES), []
+
+    def behind(weights: Sequence[torch.Tensor]) -> None:
+        told.extend(map(id, weights))
+        assert_packed([one for one in made if id(one[1]) in told])
+
+    fills.finish_by_parts(behind)
+    assert fills.is_done and told == [id(weight) for _, weight, _ in made]
+
+
 def test_a_weight_written_in_a_pause_is_read_after_it() -> None:
     fills = Fills()
     made = packed(fills, (64, 64))
@@ -116,7 +164,7 @@ def test_shared_panels_are_waited_for() -> None:
 
 def test_a_kernel_that_cannot_be_built_is_replaced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     fills = Fills()
-    monkeypatch.setattr(Fills, "add", lambda *_: False)
+    monkeypatch.setattr(Fills, "add", lambda *_, **__: False)
     made = packed(fills, *SIZES)
     assert fills.is_done
     assert_packed(made)

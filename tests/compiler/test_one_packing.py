@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -22,9 +23,9 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.Size]]:
     found: list[torch.Size] = []
     pack = packed_weight.pack
 
-    def noted(weight: torch.Tensor, *rest: object) -> torch.Tensor:
+    def noted(weight: torch.Tensor, *rest: object, **more: Any) -> torch.Tensor:
         found.append(weight.shape)
-        return pack(weight, *rest)  # type: ignore[arg-type]
+        return pack(weight, *rest, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(packed_weight, "pack", noted)
     with torch.no_grad():

@@ -89,6 +89,15 @@ def test_answers_identity_and_values_stay(how: str, released: list[int], tmp_pat
         assert (run.stats().builds, run.stats().fallbacks) == (1, {})
 
 
+def test_a_program_for_all_sizes_releases_too(released: list[int]) -> None:
+    model, x = net()
+    compiled = smelt.compile(model, options=RELEASE, dynamic=True)
+    for rows in (64, 96, 33):
+        torch.testing.assert_close(compiled(x[:1].expand(rows, SIZE).contiguous()), model(x[:1].expand(rows, SIZE)))
+    assert compiled.stats().builds == 1
+    assert {model.up.weight.data_ptr(), model.down.weight.data_ptr()} <= set(released)
+
+
 def test_a_write_to_an_original_is_kept_and_noticed() -> None:
     model, x = net()
     compiled = smelt.compile(model, options=RELEASE)

@@ -9,6 +9,7 @@ import torch
 
 from smelt.codegen.contract.epilogue import plain
 from smelt.codegen.contract.narrow.int4_forms import Int4Form
+from smelt.codegen.contract.narrow.int4_packing import is_packed_natively, nibble_panels_source, nibble_words
 from smelt.codegen.contract.narrow.planning import plan_int4
 from smelt.codegen.llvm.isa import AVX2, AVX512, NEON, Isa
 from smelt.codegen.llvm.objects import compile_kernels
@@ -36,6 +37,27 @@ def test_bits_come_back() -> None:
         w[0, :32] = 0
         form = Int4Form(n, k, group)
         assert torch.equal(form.matrix(form.packed(w)), narrow_linear.as_int4(w, group))
+
+
+@pytest.mark.parametrize("isa", FAST, ids=lambda isa: isa.name)
+def test_panels_of_the_kernel_are_those_of_torch_to_the_bit(isa: Isa) -> None:
+    """Remainders of columns, rows apart, groups of zeros, of one sign, of tiny numbers and with infinity; NaN stays."""
+    for n, k, group in ((1, 32, 32), (16, 64, 32), (50, 256, 64), (33, 384, 128), (15, 48, 16)):
+        w = normal(n, k + 3)[:, :k]
+        w[0, :group], w[n // 2, -group:] = 0, 2.5
+        w[n // 3, -group:] *= 1e-42
+        w[-1, 1] = torch.inf
+        form, parts = Int4Form(n, k, group), 1 + n % 2
+        made = torch.full((form.nbytes,), 77, dtype=torch.uint8)
+        ranges = list(pairwise([form.panels * i // parts for i in range(parts + 1)]))[::-1]
+        words = nibble_words(form, w.stride(0))
+        run_items(nibble_panels_source(group), isa, (w, made), words, 0, ranges)
+        assert torch.equal(made, form.packed(w)), (n, k, group)
+        w[n // 2, 0] = torch.nan
+        run_items(nibble_panels_source(group), isa, (w, made), words, 0, ranges)
+        found, expected = form.matrix(made), form.matrix(form.packed(w))
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert is_packed_natively(Int4Form(8, 48, 48)) and not is_packed_natively(Int4Form(8, 48, 24))
 
 
 @pytest.mark.parametrize("isa", FAST, ids=lambda isa: isa.name)

@@ -11,6 +11,7 @@ import torch
 from smelt.codegen.contract.epilogue import plain
 from smelt.codegen.contract.narrow.int8 import byte_rows_source, row_words
 from smelt.codegen.contract.narrow.int8_forms import Int8Form, RowForm
+from smelt.codegen.contract.narrow.int8_packing import byte_panels_source, byte_words
 from smelt.codegen.contract.narrow.planning import plan_int8
 from smelt.codegen.contract.tiling import Tiling, byte_tiling
 from smelt.codegen.llvm.isa import AVX2, AVX512, Isa
@@ -72,6 +73,34 @@ def test_special_values_and_extremes(isa: Isa) -> None:
         assert torch.equal(found.isnan(), expected.isnan())
         assert torch.equal(found.isnan().all(1), torch.tensor([True, True, False, False, False, False]))
         assert torch.equal(found[2:], expected[2:])
+
+
+@pytest.mark.parametrize("isa", BYTES, ids=lambda isa: f"{isa.name}{'-vnni' if isa.has_vnni else ''}")
+def test_panels_of_the_kernel_are_those_of_torch_to_the_bit(isa: Isa) -> None:
+    """Any remainder of columns and terms, rows apart, ties, zeros, tiny numbers and infinity; NaN spoils its column."""
+    for n, k in ((1, 1), (2, 31), (16, 32), (33, 65), (50, 200), (17, 1100), (7, 96)):
+        w = normal(n, k + 5, seed=3)[:, :k]
+        w[0] = 0
+        w[n // 2, : k // 2] *= 1e-36
+        w[-1] = torch.arange(k) % 5 - 1.5
+        w[-1, 0] = 127
+        w[n // 3, k // 3] = -torch.inf
+        for tiling in (byte_tiling(isa), QUADS):
+            assert tiling is not None
+            form = Int8Form(tiling, n, k)
+            assert torch.equal(panels(isa, form, w, parts=1 + n % 2), form.packed(w)), (n, k, tiling.kind)
+            spoilt = w.clone()
+            spoilt[n // 2, k // 2] = torch.nan
+            found, expected = (form.matrix(made) for made in (panels(isa, form, spoilt), form.packed(spoilt)))
+            torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def panels(isa: Isa, form: Int8Form, w: torch.Tensor, parts: int = 1) -> torch.Tensor:
+    """The panels of w f32[n, k] by the kernel, its items in `parts` ranges, last first."""
+    made = torch.full((form.nbytes,), 77, dtype=torch.uint8)
+    ranges = list(pairwise([form.panels * i // parts for i in range(parts + 1)]))[::-1]
+    run_items(byte_panels_source(form.tiling), isa, (w, made), byte_words(form, w.stride(0)), 0, ranges)
+    return made
 
 
 def test_error_is_that_of_eight_bits() -> None:

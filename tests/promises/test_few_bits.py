@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from torch import nn
 import smelt
 from smelt.codegen.contract.tiling import byte_tiling
 from smelt.codegen.llvm.isa import host_isa
+from smelt.codegen.lower.result import Lowered
+from smelt.compiler import unit
 from smelt.diag import SmeltError, SmeltWarning
 from smelt.ops.own import narrow_linear
 
@@ -62,6 +65,28 @@ def test_outputs_keep_the_bound_at_all_sizes(dtype: str, bound: float) -> None:
     assert {layer["dtype"] for layer in layers(fn)} == {dtype, "f32"}
     notes = [row["note"] for row in smelt.explain(fn).precision if "output" in row]
     assert any(dtype in note for note in notes)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_the_plan_whose_error_was_measured_is_the_one_that_runs(
+    dtype: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plans: list[Lowered] = []
+    lower = unit.lower
+
+    def noted(*args: Any, **kwargs: Any) -> Lowered:
+        plans.append(lower(*args, **kwargs))
+        return plans[-1]
+
+    monkeypatch.setattr(unit, "lower", noted)
+    model, x = net()
+    fn = compiled(model, dtype=dtype, max_error=0.3, cache_dir=str(tmp_path))
+    with torch.no_grad():
+        fn(x)
+        assert 1e-4 < relative(fn(x)[0], model(x)[0]) < 0.3
+    (row,) = fn.stats().rows
+    assert len(plans) == 1 and row.entry.lowered.plan is plans[0].plan
+    assert 1e-4 < row.entry.narrowed.reached < 0.3
 
 
 def test_layers_fall_back_until_the_bound_holds() -> None:

@@ -115,6 +115,7 @@ class Unit:
     released_nbytes: int = 0
     _executable: Executable | None = None
     _ready: _Ready | None = None
+    _lowered_before: tuple[Graph | None, Lowered | None] = (None, None)
     _histories: dict[Any, bool] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -206,8 +207,23 @@ class Unit:
             return graph
         if self.narrowed is not None:
             return narrowed_alike(graph, self.options, self.narrowed)
-        made, self.narrowed = narrowed(self.captured.name, graph, self.options, self.lookup, self.sample)
+        made, self.narrowed = narrowed(self.captured.name, graph, self.options, self.lookup, self.sample, self._planned)
         return made
+
+    def _planned(self, graph: Graph) -> Sequence[Any] | None:
+        """What the plan of a graph gives for the first call's inputs; the plan is kept for when it is lowered. None
+        where it has none by itself, or a run would be seen.
+        """
+        if self.symbols is not None or self.sample is None or self.is_on_gpu or self.writes:
+            return None
+        try:
+            lowered = lower(graph, self.lookup, self.options, later=True)
+            lowered.fills.finish()
+            found = self._run_on_sample(Executable(lowered.plan, machine_code(self.options)), lowered)
+        except Exception:  # whatever it is, it comes again where the graph that runs is lowered
+            return None
+        self._lowered_before = graph, lowered
+        return found
 
     @property
     def executable(self) -> Executable | None:
@@ -229,9 +245,17 @@ class Unit:
             start = perf_counter()
             self._executable = Executable(self.lowered.plan, machine_code(self.options))
             self.stages_ms["load"] = _since(start)
-            if self.options.release_originals:
-                self.lowered.fills.finish()
-                self.released_nbytes = release(self.originals)
+            self.let_originals_go()
+
+    def let_originals_go(self) -> None:
+        """Where that was asked for, pack one weight after another, and hand back the memory of its original at once."""
+        if not self.options.release_originals or self.lowered is None:
+            return
+        originals = self.originals
+        going = {tensor.data_ptr() for tensor in originals}
+        self.lowered.fills.finish_by_parts(lambda ts: release(t for t in ts if t.data_ptr() in going))
+        # With those that were read for copies of several.
+        self.released_nbytes = release(originals)
 
     def _kept_or_lowered(self) -> Lowered:
         """The plan from disk, where a process has lowered this graph before, else made now and kept there."""
@@ -248,7 +272,10 @@ class Unit:
         start = perf_counter()
         graph = self.optimize()
         lowering = perf_counter()
-        made = lower(graph, self.lookup, self.options, later=True)
+        before, made = self._lowered_before
+        if made is None or before is not graph:
+            made = lower(graph, self.lookup, self.options, later=True)
+        self._lowered_before = None, None
         self.stages_ms["lower"] = _since(lowering)
         if kept is not None and key is not None and _since(start) >= kept_plans.WORTH_MS:
             start = perf_counter()
@@ -290,10 +317,15 @@ class Unit:
         inputs = self.sample
         with torch.no_grad():
             expected = evaluate(self.graph, inputs, self.lookup, silent=True)
-            with muted():
-                found = lowered.rebuild(executable.run(inputs), inputs, self.lookup)
+        found = self._run_on_sample(executable, lowered)
         tensors = [(a, b) for a, b in zip(expected, found, strict=True) if isinstance(a, torch.Tensor)]
         return output_errors(*zip(*tensors, strict=True)) if tensors else ()
+
+    def _run_on_sample(self, executable: Executable, lowered: Lowered) -> Sequence[Any]:
+        """The outputs for the first call's inputs."""
+        assert self.sample is not None
+        with torch.no_grad(), muted():
+            return lowered.rebuild(executable.run(self.sample), self.sample, self.lookup)
 
     @property
     def is_from_disk(self) -> bool:

@@ -211,7 +211,8 @@ def lower(
     slots, outputs = lower_outputs(ctx, chosen)
     plan = ctx.builder.finish(slots)
     stage("memory")
-    ctx.fills.start()
+    if not own.release_originals:  # these go one after the other
+        ctx.fills.start()
     if build:
         plan = with_code(ctx, plan)
     stage("kernels")

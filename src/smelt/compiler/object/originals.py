@@ -11,7 +11,6 @@ whose memory somebody else holds too (a view, a NumPy array) is not moved, for t
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import tempfile
@@ -24,6 +23,7 @@ import torch
 
 from smelt._torch.storage import is_sole_owner
 from smelt.diag import Options
+from smelt.diag.idle_memory import give_back_freed_memory
 
 # Smaller parameters are not worth a mapping of their own.
 MIN_NBYTES = 1 << 16
@@ -94,15 +94,8 @@ def release(tensors: Iterable[torch.Tensor]) -> int:
             continue
         given += tensor.nbytes
     if given:
-        _trim()
+        give_back_freed_memory()  # that of intermediate copies of weights
     return given
-
-
-def _trim() -> None:
-    """Have the C library give freed memory back, that of intermediate copies of weights; only glibc knows how."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _may_move(parameter: torch.nn.Parameter) -> bool:

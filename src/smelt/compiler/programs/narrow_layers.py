@@ -5,6 +5,7 @@
 An output's error is the root of the mean square of its difference to the program in floats, divided by the root of the
 output's own mean square, on the inputs of the first call. If with all layers over few bits some output has more, the
 layers with the greatest errors of their own fall back to floats, until no output has.
+With all of them the program runs as it will, by its plan, which is kept where it holds; other choices are evaluated.
 Invariant: what is returned was itself run, and held.
 """
 
@@ -12,9 +13,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import torch
 
@@ -31,6 +33,8 @@ from smelt.ops.own.narrow_linear import GROUP, INT4, INT8, MOST_TERMS, as_int4, 
 from smelt.passes.base import emitter, erase_dead
 from smelt.rewrite import Rewriter
 
+Planned: TypeAlias = Callable[[Graph], Sequence[Any] | None]
+"""The outputs that the plan of a graph gives; None where there is none by itself."""
 NARROW = ("int8", "int4")
 """What `options["dtype"]` is for layers over few bits."""
 _ALLOWED = {"int8": 0.05, "int4": 0.25}
@@ -80,9 +84,12 @@ def allowed_error(options: Options) -> float:
 
 
 def narrowed(
-    name: str, graph: Graph, options: Options, lookup: Lookup, sample: Sequence[Any] | None
+    name: str, graph: Graph, options: Options, lookup: Lookup, sample: Sequence[Any] | None, planned: Planned
 ) -> tuple[Graph, Narrowed]:
-    """The graph with the layers over few bits that keep the bound, and which these are; a warning where none is."""
+    """The graph with the layers over few bits that keep the bound, and which these are; a warning where none is.
+
+    planned: what the plan of a graph gives for the sample.
+    """
     nodes, refused = _candidates(graph, options.dtype)
     why = "its linear layers are too small, or not of f32 weights that stay" if refused else "it has no linear layer"
     if nodes:
@@ -92,24 +99,33 @@ def narrowed(
         return graph, Narrowed(count=len(nodes), layers=tuple(_layer(n, "f32", why) for n in nodes))
     trial = _Trial(graph, options, lookup, sample)
     bound, everything = allowed_error(options), frozenset(range(len(nodes)))
-    chosen, own = everything, {}
-    reached = trial.error(chosen)
-    if not reached <= bound:
-        own = trial.own_errors(nodes)
-        ranked = sorted(everything, key=lambda i: own[i])
-        if len(nodes) <= _FEW_LAYERS:
-            alone = {i: trial.error(frozenset((i,))) for i in everything}
-            ranked.sort(key=alone.__getitem__)
-        chosen, reached = _most(trial, ranked, bound)
-        if not chosen:
-            least = trial.error(frozenset(ranked[:1]))
-            _warn(name, options, f"with one layer alone the error of an output is {least:.2g}, beyond {bound:g}")
-    layers = tuple(
+    whole = with_layers(graph, options, everything)
+    reached = trial.error_of(whole, planned(whole))
+    if reached <= bound:
+        return whole, Narrowed(everything, len(nodes), _told(nodes, refused, options, everything), reached)
+    own = trial.own_errors(nodes)
+    ranked = sorted(everything, key=lambda i: own[i])
+    if len(nodes) <= _FEW_LAYERS:
+        alone = {i: trial.error(frozenset((i,))) for i in everything}
+        ranked.sort(key=alone.__getitem__)
+    chosen, reached = _most(trial, ranked, bound)
+    if not chosen:
+        least = trial.error(frozenset(ranked[:1]))
+        _warn(name, options, f"with one layer alone the error of an output is {least:.2g}, beyond {bound:g}")
+    told = _told(nodes, refused, options, chosen, own)
+    return with_layers(graph, options, chosen), Narrowed(chosen, len(nodes), told, reached)
+
+
+def _told(
+    nodes: Sequence[Node], refused: Sequence[tuple[Node, str]], options: Options, chosen: frozenset[int],
+    own: Mapping[int, float] = MappingProxyType({}),
+) -> tuple[Layer, ...]:  # fmt: skip
+    """What is told of each layer. own: their own errors, where they were measured."""
+    layers = (
         _layer(n, options.dtype if i in chosen else "f32", "" if i in chosen else "the outputs' error", own.get(i))
         for i, n in enumerate(nodes)
     )
-    small = tuple(_layer(node, "f32", why_not) for node, why_not in refused)
-    return with_layers(graph, options, chosen), Narrowed(chosen, len(nodes), (*layers, *small), reached)
+    return (*layers, *(_layer(node, "f32", why_not) for node, why_not in refused))
 
 
 def narrowed_alike(graph: Graph, options: Options, known: Narrowed) -> Graph:
@@ -257,8 +273,12 @@ class _Trial:
 
     def error(self, chosen: frozenset[int]) -> float:
         """The greatest error of an output with these layers over few bits; infinity where they cannot be run."""
+        return self.error_of(with_layers(self.graph, self.options, chosen))
+
+    def error_of(self, graph: Graph, found: Sequence[Any] | None = None) -> float:
+        """The same of a graph; found: its outputs, where somebody ran it already."""
         try:
-            expected, found = self.expected, self.run(with_layers(self.graph, self.options, chosen))
+            expected, found = self.expected, self.run(graph) if found is None else found
         except (SmeltError, RuntimeError):  # what the data makes an operator raise
             return math.inf
         pairs = [(a, b) for a, b in zip(expected, found, strict=True) if isinstance(a, torch.Tensor)]

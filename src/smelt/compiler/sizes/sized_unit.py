@@ -318,6 +318,8 @@ class SizedUnit(Unit):
             template = self._new_template(sizes)
             plan = self._plan_alone(sizes) if template is None else template.at(sizes)
             plan.sample = self._sample_of(sizes)
+            if template is not None:
+                plan.let_originals_go()
         held = {id(tensor): tensor for tensor in plan.constants}
         is_new = not held.keys() <= self._held.keys()
         self._held |= held

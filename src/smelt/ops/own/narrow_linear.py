@@ -38,7 +38,8 @@ MOST_TERMS = 1 << 16
 _STEPS = 255.0
 _EXACT_TERMS = 512  # so many products of a step and a byte are summed exactly in f32, in whatever order
 _SHARE = torch.tensor(1.0 / _STEPS)
-_TINY = 1e-32
+TINY = 1e-32
+"""The least step of bytes: of a row or column of zeros."""
 STEPS_OF_FEW = 8
 _CACHED = 1 << 17
 
@@ -49,7 +50,7 @@ def byte_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     low = torch.where(x < 0, x, nothing).amin(-1, keepdim=True) if x.shape[-1] else nothing
     high = torch.where(x > 0, x, nothing).amax(-1, keepdim=True)
     scale = high * _SHARE - low * _SHARE
-    scale = torch.where(scale > _TINY, scale, x.new_full((), _TINY))
+    scale = torch.where(scale > TINY, scale, x.new_full((), TINY))
     inverse = 1.0 / scale
     zero = _within(torch.round(-low * inverse), nothing, nothing + _STEPS)
     steps = _within(torch.round(x * inverse), -zero, _STEPS - zero)
@@ -70,7 +71,7 @@ def byte_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _byte_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    scale = weight.abs().amax(1).div(127).clamp_min(_TINY)
+    scale = weight.abs().amax(1).div(127).clamp_min(TINY)
     return weight.div(scale[:, None]).round_().clamp_(-127, 127).to(torch.int8), scale
 
 

@@ -28,6 +28,7 @@ from smelt.codegen.llvm.lanes.lanes_types import float_literal
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, Carried, FunctionText
 from smelt.ir import DType
+from smelt.ops.own.narrow_linear import TINY
 
 BLOCK_TERMS = 1024
 """Terms that are summed between two visits of the sums in memory."""
@@ -230,7 +231,7 @@ class _RowsText:
         fn.store(short, fn.let(f"trunc {wide} {whole} to {short}"), place, 1)
 
 
-_SHARE, _TINY = rounded(1.0 / 255.0, DType.F32), rounded(1e-32, DType.F32)
+_SHARE, _TINY = rounded(1.0 / 255.0, DType.F32), rounded(TINY, DType.F32)
 
 
 def row_words(k: int, step: int, row_nbytes: int) -> tuple[int, ...]:

@@ -25,15 +25,18 @@ from smelt.codegen.lower.products.weight_packing import Fills
 from smelt.diag import Options
 
 
-def code(weight: torch.Tensor, coding: Coding, isa: Isa, options: Options, fills: Fills) -> torch.Tensor:
-    """The coding u8[nbytes] of a weight f32[n, k], filled when `fills` are."""
+def code(
+    weight: torch.Tensor, coding: Coding, isa: Isa, options: Options, fills: Fills, *, is_copy: bool = False
+) -> torch.Tensor:
+    """The coding u8[nbytes] of a weight f32[n, k], filled when `fills` are. is_copy: as of `Fills.add`."""
     if 1 not in weight.stride():
-        weight = weight.contiguous()
+        weight, is_copy = weight.contiguous(), True
     along_columns = weight.stride(1) == 1
     made = torch.empty(coding.nbytes, dtype=torch.uint8)
     step = weight.stride(0) if along_columns else weight.stride(1)
     source = coding_source(coding.tiling, along_columns)
-    if not fills.add(source, isa, options, (weight, made), coding.words(step, along_columns), coding.panels):
+    words = coding.words(step, along_columns)
+    if not fills.add(source, isa, options, (weight, made), words, coding.panels, is_copy=is_copy):
         made.copy_(coded_by_torch(weight, coding))
     return made
 

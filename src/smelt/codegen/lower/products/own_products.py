@@ -267,6 +267,8 @@ def packed(ctx: Context, product: Product, isa: Isa, form: Form) -> Storage:
         with ctx.timed("pack"):
             made = packed_weight(weight, form, isa, ctx.options, ctx.fills, is_state=is_state)
             ctx.packed[key] = ctx.held(made, panels_of(ctx, product, form, is_state))
+        if not is_state:
+            ctx.statics.forget(product.weight)
         ctx.packed_nbytes += nbytes_of(form, weight.element_size())
     return ctx.packed[key]
 

@@ -12,7 +12,9 @@ import torch
 
 from smelt.codegen.contract.coding import Coding
 from smelt.codegen.contract.narrow.int4_forms import Int4Form
+from smelt.codegen.contract.narrow.int4_packing import is_packed_natively, nibble_panels_source, nibble_words
 from smelt.codegen.contract.narrow.int8_forms import Int8Form
+from smelt.codegen.contract.narrow.int8_packing import byte_panels_source, byte_words
 from smelt.codegen.contract.packing import Packing, TilePacking, packing_source
 from smelt.codegen.llvm.isa import Isa, is_for_elsewhere
 from smelt.codegen.lower.products.coded_weight import code, coded_by_torch, decoded
@@ -34,16 +36,36 @@ def packed_weight(
     if is_for_elsewhere():  # memory alone: the plan is for a process that packs by itself
         return _blank(form, weight.dtype)
     if not is_state:
-        return _made(weight, form, isa, options, fills)
+        return _made(weight, form, isa, options, fills, is_copy=True)
     return packs().get_or_pack(weight, form, lambda: _made(weight, form, isa, options, fills), fills)
 
 
-def _made(weight: torch.Tensor, form: Form, isa: Isa, options: Options, fills: Fills) -> torch.Tensor:
+def _made(
+    weight: torch.Tensor, form: Form, isa: Isa, options: Options, fills: Fills, *, is_copy: bool = False
+) -> torch.Tensor:
     if isinstance(form, Narrow):
-        return form.packed(weight)
+        return _narrowed(weight, form, isa, options, fills, is_copy=is_copy)
     if isinstance(form, Coding):
-        return code(weight, form, isa, options, fills)
-    return pack(weight, form, isa, options, fills)
+        return code(weight, form, isa, options, fills, is_copy=is_copy)
+    return pack(weight, form, isa, options, fills, is_copy=is_copy)
+
+
+def _narrowed(
+    weight: torch.Tensor, form: Narrow, isa: Isa, options: Options, fills: Fills, *, is_copy: bool
+) -> torch.Tensor:
+    """New panels u8[nbytes] of a weight f32[n, k] over few bits, filled when `fills` are."""
+    if isinstance(form, Int4Form) and not is_packed_natively(form):
+        return form.packed(weight)
+    if weight.stride(1) != 1:
+        weight, is_copy = weight.contiguous(), True
+    made, step = torch.empty(form.nbytes, dtype=torch.uint8), weight.stride(0)
+    if isinstance(form, Int4Form):
+        source, words = nibble_panels_source(form.group), nibble_words(form, step)
+    else:
+        source, words = byte_panels_source(form.tiling), byte_words(form, step)
+    if not fills.add(source, isa, options, (weight, made), words, form.panels, is_copy=is_copy):
+        made.copy_(form.packed(weight))
+    return made
 
 
 def _blank(form: Form, dtype: torch.dtype) -> torch.Tensor:
@@ -66,16 +88,18 @@ def matrix_again(made: torch.Tensor, form: Form) -> torch.Tensor:
     return decoded(made, form) if isinstance(form, Coding) else unpacked(made, form)
 
 
-def pack(weight: torch.Tensor, packing: Packing, isa: Isa, options: Options, fills: Fills) -> torch.Tensor:
-    """New panels of a weight [n, k], filled when `fills` are."""
+def pack(
+    weight: torch.Tensor, packing: Packing, isa: Isa, options: Options, fills: Fills, *, is_copy: bool = False
+) -> torch.Tensor:
+    """New panels of a weight [n, k], filled when `fills` are. is_copy: as of `Fills.add`."""
     if 1 not in weight.stride():
-        weight = weight.contiguous()
+        weight, is_copy = weight.contiguous(), True
     along_columns = weight.stride(1) == 1
     made = torch.empty(packing.nelements, dtype=weight.dtype)
     step = weight.stride(0) if along_columns else weight.stride(1)
     source = packing_source(packing.tiling, along_columns)
     words = packing.words(step, along_columns)
-    if not fills.add(source, isa, options, (weight, made), words, packing.panels):
+    if not fills.add(source, isa, options, (weight, made), words, packing.panels, is_copy=is_copy):
         made.copy_(packed_by_torch(weight, packing))
     return made
 

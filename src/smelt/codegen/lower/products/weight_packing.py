@@ -6,6 +6,9 @@
     fills.pause()                                                     the call returns: nothing is read or written now
     fills.finish()                                                    the next call helps, until all is there
 
+A weight that is itself a copy (merged, folded) is in memory until it is packed: few of these wait at a time. So are
+originals that are to be released (`finish_by_parts`).
+
 Threads claim pieces of a table from a counter, in native code: one that had to ask for the interpreter's lock between
 two pieces would wait for it longer than a piece takes. Invariant: each piece has run once in this process when `finish`
 returns; a forked child, which has none of the threads, runs all of them again. Between calls no thread reads a weight:
@@ -19,7 +22,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -36,6 +40,8 @@ _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctyp
 # Words of the table. A piece is four more: kernel, arguments, begin, end.
 _CLAIMED, _COUNT, _DONE, _ACTIVE, _STOP, _FIRST = range(6)
 _PIECE_NBYTES = 2 << 20
+_WAITING_NBYTES = 16 << 20
+"""Of copies, or of originals that are to go, no more wait to be packed."""
 _MOST_WORKERS = 8
 _POLL_S = 0.0001
 
@@ -93,16 +99,27 @@ def _loaded(source: KernelSource, isa: Isa, options: Options) -> LoadedCode | No
     return kernels().loaded(code[source.symbol])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Task:
+    """One weight to be packed: pieces of the table, what must live meanwhile. is_copy: nothing else reads it."""
+
+    pieces: tuple[tuple[int, int, int, int], ...]
+    keeps: Any
+    weight: torch.Tensor
+    is_copy: bool
+
+
 class _Work:
     """The table of pieces, and what must live while a thread walks it."""
 
-    def __init__(self, walk: LoadedCode, pieces: Sequence[tuple[int, int, int, int]], keeps: Sequence[Any]) -> None:
+    def __init__(self, walk: LoadedCode, tasks: Sequence[_Task]) -> None:
+        pieces = [piece for task in tasks for piece in task.pieces]
         words = [0] * _FIRST
         words[_COUNT] = len(pieces)
         words += [word for piece in pieces for word in piece]
         self.words = (ctypes.c_int64 * len(words))(*words)
         self._walk: LoadedCode = walk
-        self._keeps: Sequence[Any] = keeps
+        self._tasks: Sequence[_Task] = tasks
 
     def walk(self) -> None:
         """Do pieces until none is left to be claimed, or all are to stop."""
@@ -123,7 +140,7 @@ class _Work:
 
     def forget(self) -> None:
         """Hold no weights any more; all is done."""
-        self._keeps = ()
+        self._tasks = ()
 
     def in_child(self) -> None:
         """Only the thread that forked is here: whatever others had claimed is to be done again."""
@@ -137,8 +154,7 @@ class Fills:
     """What is to be filled for one plan."""
 
     def __init__(self) -> None:
-        self._pieces: list[tuple[int, int, int, int]] = []
-        self._keeps: list[Any] = []
+        self._tasks: list[_Task] = []
         self._shared: list[Fills] = []
         self._walk: LoadedCode | None = None
         self._work: _Work | None = None
@@ -146,10 +162,13 @@ class Fills:
         _all.add(self)
 
     def add(
-        self, source: KernelSource, isa: Isa, options: Options, tensors: Sequence[torch.Tensor], words: Sequence[int],
-        items: int,
+        self, source: KernelSource, isa: Isa, options: Options, tensors: tuple[torch.Tensor, torch.Tensor],
+        words: Sequence[int], items: int, *, is_copy: bool = False,
     ) -> bool:  # fmt: skip
-        """Note all items of a kernel that needs no scratch, before `start`; False if it cannot be run here."""
+        """Note all items of a kernel that needs no scratch, before `start`; False if it cannot be run here.
+
+        tensors: the weight, and memory for it packed. is_copy: nothing else reads the weight, which goes soon.
+        """
         if is_for_elsewhere():
             return False
         code = _loaded(source, isa, options)
@@ -158,12 +177,15 @@ class Fills:
         if code is None or self._walk is None:
             return False
         args = (ctypes.c_int64 * (len(tensors) + len(words)))(*(t.data_ptr() for t in tensors), *words)
-        nbytes = sum(t.numel() * t.element_size() for t in tensors)
-        parts = max(1, min(items, nbytes // _PIECE_NBYTES))
+        parts = max(1, min(items, sum(t.nbytes for t in tensors) // _PIECE_NBYTES))
         bounds = [items * i // parts for i in range(parts + 1)]
         kernel, where = code.address(source.symbol), ctypes.addressof(args)
-        self._pieces.extend((kernel, where, bounds[i], bounds[i + 1]) for i in range(parts))
-        self._keeps.append((args, code, tuple(tensors)))
+        pieces = tuple((kernel, where, bounds[i], bounds[i + 1]) for i in range(parts))
+        with self._lock:
+            self._tasks.append(_Task(pieces, (args, code, tensors[1]), tensors[0], is_copy))
+            copies = [task for task in self._tasks if task.is_copy]
+            if sum(task.weight.nbytes for task in copies) >= _WAITING_NBYTES:
+                self._do(copies)
         return True
 
     def share(self, other: Fills) -> None:
@@ -176,25 +198,12 @@ class Fills:
         """Whether all is filled."""
         if any(not other.is_done for other in self._shared):
             return False
-        return not self._pieces if self._work is None else self._work.is_done
+        return not self._tasks and (self._work is None or self._work.is_done)
 
     def start(self) -> None:
         """Begin, with as many threads as torch has beside this one."""
         with self._lock:
-            self._begin()
-
-    def _begin(self) -> None:
-        if self._work is None:
-            if not self._pieces or self._walk is None:
-                return
-            self._work = _Work(self._walk, self._pieces, self._keeps)
-            self._pieces, self._keeps = [], []
-        work = self._work
-        if work.is_done:
-            return
-        work.go()
-        for _ in range(min(max(torch.get_num_threads() - 1, 1), _MOST_WORKERS)):
-            threading.Thread(target=work.walk, name="smelt packing", daemon=True).start()
+            self._begin(self._tasks)
 
     def pause(self) -> None:
         """Return when no thread reads a weight, nor will before `finish`."""
@@ -207,18 +216,48 @@ class Fills:
         for other in self._shared:
             other.finish()
         with self._lock:
-            if self._work is None or not self._work.is_done:
-                self._begin()
+            self._do(self._tasks)
+            self._shared.clear()
+
+    def finish_by_parts(self, behind: Callable[[Sequence[torch.Tensor]], object]) -> None:
+        """The same, of a few weights at a time, with which `behind` is called as soon as they are packed."""
+        while self._tasks:
+            count, nbytes = 0, 0
+            while count < len(self._tasks) and nbytes < _WAITING_NBYTES:
+                nbytes += self._tasks[count].weight.nbytes
+                count += 1
+            with self._lock:
+                tasks = self._tasks[:count]
+                self._do(tasks)
+            behind([task.weight for task in tasks])
+        self.finish()
+
+    def _begin(self, tasks: Sequence[_Task]) -> None:
+        """Have threads work at these, or go on with what they are at; the lock is held."""
+        if self._work is None and tasks and self._walk is not None:
+            self._work = _Work(self._walk, tuple(tasks))
+            self._tasks = [task for task in self._tasks if task not in tasks]
+        work = self._work
+        if work is None or work.is_done:
+            return
+        work.go()
+        for _ in range(min(max(torch.get_num_threads() - 1, 1), _MOST_WORKERS)):
+            threading.Thread(target=work.walk, name="smelt packing", daemon=True).start()
+
+    def _do(self, tasks: Sequence[_Task]) -> None:
+        """Help until these are done, and what threads are at; the lock is held."""
+        while self._work is not None or tasks:
+            self._begin(tasks)
+            tasks = [task for task in tasks if task in self._tasks]
             work = self._work
-            if work is None:
-                return
+            assert work is not None, "a task is there only with the code that walks it"
             work.walk()
             while not work.is_done:
                 time.sleep(_POLL_S)
             # Weights and code are let go of.
             work.stop()
             work.forget()
-            self._shared.clear()
+            self._work = None
 
     def in_child(self) -> None:
         """After a fork, before there are other threads."""

@@ -248,7 +248,8 @@ def read(data: bytes, optimize: Callable[[], Graph], state: Lookup, isa: Isa | N
     found = made_again(kept.held, state, isa, options, fills)
     if {slot: _layout(tensor) for slot, tensor in found.items()} != kept.layouts:
         raise OtherState("a tensor that the plan retains has another memory layout")
-    fills.start()
+    if not options.release_originals:  # these go one after the other
+        fills.start()
     plan = replace(kept.plan, held=tuple(found.items()))
 
     @lru_cache(maxsize=1)

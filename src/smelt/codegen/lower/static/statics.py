@@ -108,6 +108,13 @@ class Statics:
         self._baked |= self.sources(value)
         return self.tensor(value)
 
+    def forget(self, value: Value) -> None:
+        """Hold a static value, and what it is a view of, no longer than others do; who asks has it computed again."""
+        current: Value | None = value
+        while current is not None and current.node is not None and current.node.op not in STATE_OPS:
+            self._tensors.pop(current, None)
+            current = alias_of(current.node)
+
     @property
     def baked(self) -> tuple[StateName, ...]:
         """State whose values were used at build time, sorted."""
