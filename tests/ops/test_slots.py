@@ -23,7 +23,7 @@ def test_no_reason_outlives_what_it_excuses() -> None:
 def test_most_operators_have_code_of_ours() -> None:
     kinds = [filled(record, Slot.KERNEL) for record in CATALOGUE]
     assert set(kinds) == {"", "loop nest", "product", "convolution", "lowering", "simpler operators"}
-    assert kinds.count("") <= 34
+    assert kinds.count("") <= 33
     on_gpu = [filled(record, Slot.TRITON) for record in CATALOGUE]
     assert set(on_gpu) == {"", "loop nest", "product", "attention", "random numbers", "simpler operators"}
     assert on_gpu.count("") <= 35
