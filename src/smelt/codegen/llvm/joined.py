@@ -47,6 +47,13 @@ def joined(symbol: str, objects: Sequence[bytes]) -> bytes:
     return writer.finish()
 
 
+def write_object(symbol: str, machine: int, parts: ObjectFile) -> bytes:
+    """An object file of these parts, of which others see `symbol` alone. Raises: InternalError as of `joined`."""
+    writer = _Writer(symbol, machine)
+    writer.add(parts)
+    return writer.finish()
+
+
 @dataclass
 class _Written:
     """A section of the new object: its header's fields but for the place, and its bytes."""

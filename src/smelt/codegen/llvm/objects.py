@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 
+from smelt.codegen.llvm.batches import batches
 from smelt.codegen.llvm.isa import Isa, is_for_elsewhere
 from smelt.codegen.llvm.joined import joined
 from smelt.codegen.llvm.parted import Module, Parts, parted
@@ -98,13 +99,23 @@ def _built(kernels: Iterable[Parts], isa: Isa, cache: CodeCache | None) -> dict[
                 found[symbol] = code
     emit = importlib.import_module("smelt.codegen.llvm.emit")
     triple = isa.triple if is_for_elsewhere() else ""
+
+    def emitted(texts: list[str]) -> list[bytes | InternalError]:
+        return list(emit.emit_objects(texts, isa.cpu, isa.features, triple)) if texts else []
+
     # The longest first, so that no thread waits for another at the end.
-    ordered = sorted(modules.values(), key=lambda module: -len(module.text))
-    codes = emit.emit_objects([module.text for module in ordered], isa.cpu, isa.features, triple)
-    for module, code in zip(ordered, codes, strict=True):
-        found[module.symbol] = code
-        if module.is_function and cache is not None and isinstance(code, bytes):
-            cache.put(_key(module.symbol, isa), code)
+    wanted = batches(modules.values())
+    apart: list[Module] = []
+    for batch, made in zip(wanted, emitted([batch.text for batch in wanted]), strict=True):
+        try:
+            found.update(batch.cut(made) if isinstance(made, bytes) else {batch.only.symbol: made})
+        except InternalError:
+            apart += batch.modules
+    found.update(zip((module.symbol for module in apart), emitted([m.text for m in apart]), strict=True))
+    for module in modules.values():
+        made = found[module.symbol]
+        if module.is_function and cache is not None and isinstance(made, bytes):
+            cache.put(_key(module.symbol, isa), made)
     return found
 
 

@@ -50,7 +50,7 @@ class _Cutter:
         self.defined: dict[str, str] = {}
         self.declared: dict[str, str] = {}
         self.attributes = ""
-        for item in _items(text):
+        for item in items(text):
             if item.startswith("attributes"):
                 self.attributes += item
             elif found := _NAME.search(item):
@@ -89,7 +89,13 @@ class _Cutter:
         return "".join((*sorted(declared), *constants, item, self.attributes))
 
 
-def _items(text: str) -> Iterator[str]:
+def name_of(item: str) -> str | None:
+    """The first global name in a part of a module's text: of what it defines or declares."""
+    found = _NAME.search(item)
+    return None if found is None else found[1]
+
+
+def items(text: str) -> Iterator[str]:
     """The top-level parts of a module's text: functions, and single lines."""
     function: list[str] = []
     for line in text.splitlines(keepends=True):

@@ -40,11 +40,12 @@ class Section:
 
 @record
 class Symbol:
-    """A symbol: an offset in a loaded section, or undefined (`section` is 0)."""
+    """A symbol: an offset in a loaded section, or undefined (`section` is 0). nbytes: of a function's code."""
 
     name: str
     section: int
     value: int
+    nbytes: int = 0
 
 
 @record
@@ -141,12 +142,12 @@ def _symbols(
     raw = _slice(data, table[4], table[5])
     found = []
     for at in range(0, len(raw), _SYMBOL.size):
-        name, _, _, section, value, _ = _SYMBOL.unpack_from(raw, at)
+        name, _, _, section, value, nbytes = _SYMBOL.unpack_from(raw, at)
         if section in loaded and value > len(loaded[section].data):
             raise _bad("a symbol is outside its section")
         if section >= _SHN_RESERVED and section != _SHN_ABS:
             raise _bad("a symbol is in a reserved section")
-        found.append(Symbol(_string(strings, name) if name else "", section, value))
+        found.append(Symbol(_string(strings, name) if name else "", section, value, nbytes))
     return found
 
 
