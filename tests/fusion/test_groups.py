@@ -116,3 +116,36 @@ graph f(%x: f32[8], %y: f32[8]) -> f32[8], f32[8], f32[8] {
     order = schedule(graph, Facts.of(graph), [nodes[2:4], [nodes[5]]])
     place = {node: i for i, node in enumerate(order)}
     assert place[nodes[1]] < place[nodes[2]] < place[nodes[3]] < place[nodes[4]] < place[nodes[5]]
+
+
+def test_what_needs_nothing_does_not_run_ahead_while_an_early_unit_with_a_late_node_waits() -> None:
+    """As what a backward half computes again of a long chain, of which the first gradient needs the end."""
+    graph = parse("""\
+graph f(%x: f32[8], %y: f32[8]) -> f32[8], f32[8] {
+  %0: f32[8] = aten.exp.default(%x)
+  %1: f32[8] = aten.sin.default(%0)
+  %2: f32[8] = aten.cos.default(%1)
+  %3: f32[8] = aten.neg.default(%y)
+  %4: f32[8] = aten.mul.Tensor(%2, %3)
+  %5: f32[8] = aten.sqrt.default(%0)
+  %6: f32[8] = aten.mul.Tensor(%4, %5)
+  return %6, %4
+}""")
+    exp, sin, cos, neg, mul, sqrt, last = graph.body
+    assert schedule(graph, Facts.of(graph), [[exp, sqrt]]) == [exp, sqrt, sin, cos, neg, mul, last]
+
+
+def test_a_value_is_computed_again_where_another_kernel_stands_between_those_that_need_it() -> None:
+    """Each group has it for itself, so neither waits for the other one."""
+    graph = parse("""\
+graph f(%x: f32[64, 64], %m: f32[64], %w: f32[64, 64]) -> f32[64, 64] {
+  %0: f32[64, 64] = aten.sub.Tensor(%x, %m)
+  %1: f32[64, 64] = aten.relu.default(%0)
+  %2: f32[64, 64] = aten.mm.default(%1, %w)
+  %3: f32[64, 64] = aten.mul.Tensor(%0, %2)
+  return %3
+}""")
+    parts, (found,) = run_partition(graph, tensors := [torch.randn(64, 64), torch.randn(64), torch.randn(64, 64)])
+    ops = [[node.op for node in group.nodes] for group in parts.groups]
+    assert ops == [["aten.sub.Tensor", "aten.relu.default"], ["aten.sub.Tensor", "aten.mul.Tensor"]]
+    assert torch.equal(found, evaluate(graph, tensors)[0])

@@ -151,8 +151,11 @@ _UNARY = ("neg", "abs", "relu", "exp", "sigmoid", "square", "floor")
 _BINARY = ("add.Tensor", "sub.Tensor", "mul.Tensor", "maximum.default", "minimum.default")
 
 
-def _random_graph(seed: int) -> tuple[Graph, list[torch.Tensor]]:
-    """Pointwise nodes, reductions, views and softmaxes over a few sizes, several of them given out."""
+def _random_graph(
+    seed: int, most: int = 14, unary: tuple[str, ...] = _UNARY, near: int = 4
+) -> tuple[Graph, list[torch.Tensor]]:
+    """Pointwise nodes, reductions, views and softmaxes over a few sizes, several of them given out. near: how many
+    values back the first operand may be."""
     rng = random.Random(seed)
     shape = rng.choice(((4, 6), (2, 3, 4), (3, 8), (5, 1, 4)))
     last = len(shape) - 1
@@ -160,11 +163,11 @@ def _random_graph(seed: int) -> tuple[Graph, list[torch.Tensor]]:
     full, narrow = f"f32[{text}]", f"f32[{', '.join(map(str, (*shape[:-1], 1)))}]"
     values = [("x", full), ("y", full)]
     lines = []
-    for i in range(rng.randrange(3, 14)):
-        name, kind = rng.choice(values[-4:])
+    for i in range(rng.randrange(3, most)):
+        name, kind = rng.choice(values[-near:])
         form = rng.random()
         if form < 0.35:
-            op = rng.choice(_UNARY)
+            op = rng.choice(unary)
             lines.append(f"  %v{i}: {kind} = aten.{op}.default(%{name})")
             values.append((f"v{i}", kind))
         elif form < 0.7:
@@ -196,6 +199,17 @@ def _random_graph(seed: int) -> tuple[Graph, list[torch.Tensor]]:
 def test_random_graphs(batch: int) -> None:
     for seed in range(batch * 25, batch * 25 + 25):
         graph, tensors = _random_graph(seed)
+        _, found = run_partition(graph, tensors)
+        for a, b in zip(evaluate(graph, tensors), found, strict=True):
+            assert tensor_difference(a, b, is_exact=False) is None, f"{seed}\n{graph}"
+
+
+@pytest.mark.spread(3)
+@pytest.mark.parametrize("batch", range(8))
+def test_random_graphs_with_calls_of_the_library(batch: int) -> None:
+    """Groups compute again what others compute, and none waits for itself through what no nest can compute."""
+    for seed in range(batch * 25, batch * 25 + 25):
+        graph, tensors = _random_graph(seed, 40, ("neg", "abs", "i0", "lgamma"), near=12)
         _, found = run_partition(graph, tensors)
         for a, b in zip(evaluate(graph, tensors), found, strict=True):
             assert tensor_difference(a, b, is_exact=False) is None, f"{seed}\n{graph}"

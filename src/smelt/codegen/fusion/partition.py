@@ -11,7 +11,7 @@ Invariant: a group is *convex*: no path leaves it and comes back, through other 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -167,7 +167,7 @@ class _Partition:
         costs = []
         for group, part in parts:
             nodes = self._ordered((*part, *group.nodes))
-            if self._obstacle(nodes, group.segment, self.facts.segment[run[0]], part):
+            if self._obstacle(nodes, group.segment, self.facts.segment[run[0]], part, copied=part):
                 return None
             cost = self.trials.of(nodes, self._roots_with(nodes, (group,), copied=run)).cost
             if cost is None:
@@ -195,6 +195,8 @@ class _Partition:
         members, run = {n for group in homes for n in group.nodes}, list[Node]()
         if room < 2 or not self._is_inner(node, members):
             return []
+        # What another group computes again as well needs its operands there, too.
+        members = {n for n in members if all(home in homes for home in self.groups_of[n])}
         for one in reversed(self.nodes[max(last - 2 * room, -1) + 1 : last + 1]):
             is_inner = one is node or all(r.users and members.issuperset(r.users) for r in one.results)
             if is_inner and self.facts.segment[one] == segment and self._is_by_elements(one):
@@ -271,7 +273,7 @@ class _Partition:
         for group in groups:
             nodes = self._ordered((node, *group.nodes))
             segment = self.facts.segment[node]
-            if self._holds_up(node, group) or self._obstacle(nodes, group.segment, segment, (node,)):
+            if self._holds_up(node, group) or self._obstacle(nodes, group.segment, segment, (node,), copied=(node,)):
                 return False
             trial = self.trials.of(nodes, self._roots_with(nodes, (group,), copied=(node,)))
             if trial.cost is None:
@@ -392,17 +394,21 @@ class _Partition:
     def _ordered(self, nodes: Iterable[Node]) -> list[Node]:
         return sorted(dict.fromkeys(nodes), key=self.facts.order.__getitem__)
 
-    def _obstacle(self, nodes: Sequence[Node], segment: int, other: int, new: Sequence[Node]) -> str:
-        """Why a group cannot have these nodes. new: those that it needs and has not; for two groups, all of them."""
+    def _obstacle(
+        self, nodes: Sequence[Node], segment: int, other: int, new: Sequence[Node], copied: Sequence[Node] = ()
+    ) -> str:
+        """Why a group cannot have these nodes. new: those that it needs and has not; for two groups, all of them.
+        copied: those of them that each group which needs them computes itself.
+        """
         if segment != other:
             return "a write stands between them"
         if len(nodes) > MAX_NODES:
             return "the nest would be too large"
         if is_needed_by_many(nodes, self.facts):
             return "it would be computed again for many slices of one tensor"
-        return "another kernel stands between them" if self._has_way_back(nodes, new) else ""
+        return "another kernel stands between them" if self._has_way_back(nodes, new, copied) else ""
 
-    def _has_way_back(self, nodes: Sequence[Node], new: Sequence[Node]) -> bool:
+    def _has_way_back(self, nodes: Sequence[Node], new: Sequence[Node], copied: Sequence[Node]) -> bool:
         """Whether something outside needs one of these nodes and is needed by another.
 
         No path leads out of a group and back into it, nor to what it needs: where no other group computes one of its
@@ -410,7 +416,7 @@ class _Partition:
         """
         members, order = set(nodes), self.facts.order
         is_again = any(len(self.groups_of.get(node, ())) > 1 for node in nodes)
-        pending = [u for node in (nodes if is_again else new) for u in self._users(node) if u not in members]
+        pending = [u for node in (nodes if is_again else new) for u in self._waiting(node, members, copied)]
         if not pending:
             return False
         last = self._reach(order[nodes[-1]])
@@ -431,6 +437,23 @@ class _Partition:
                         seen.add(user)
                         pending.append(user)
         return False
+
+    def _waiting(self, node: Node, members: set[Node], copied: Sequence[Node]) -> Iterator[Node]:
+        """What has to stand behind a node, outside of the group that is to have these members, and does not compute
+        the node itself."""
+        later = self.later.get(node, ())
+        for user in self._users(node):
+            homes = self.groups_of.get(user, ())
+            if user in later or len(homes) < 2:
+                if user not in members and (user in later or not self._is_at_home(node, homes, copied)):
+                    yield user
+            elif node not in copied and any(
+                node not in home.nodes and not members.issuperset(home.nodes) for home in homes
+            ):
+                yield user
+
+    def _is_at_home(self, node: Node, homes: Sequence[Group], copied: Sequence[Node]) -> bool:
+        return node in copied or any(node in home.nodes for home in homes)
 
     def _users(self, node: Node) -> tuple[Node, ...]:
         """What has to stand behind a node."""

@@ -57,20 +57,41 @@ def schedule(
             followers[one].append(head)
     missing = {head: len(needed) for head, needed in before.items()}
     place = _places(pieces, facts, leader, {unit[-1]: set(unit) for unit in units}, delays)
+    wanted = _wanted(place, before, followers)
     heads = {place[head]: head for head in pieces}
-    ready = [place[head] for head in pieces if not missing[head]]
+    ready = [(wanted[head], place[head]) for head in pieces if not missing[head]]
     heapify(ready)
     found: list[Node] = []
     while ready:
-        head = heads[heappop(ready)]
+        head = heads[heappop(ready)[1]]
         found.extend(pieces[head])
         for follower in followers[head]:
             missing[follower] -= 1
             if not missing[follower]:
-                heappush(ready, place[follower])
+                heappush(ready, (wanted[follower], place[follower]))
     if len(found) != len(facts.order):
         raise InternalError("two kernels need one another's results", why="a group of nodes is not convex")
     return found
+
+
+def _wanted(
+    place: Mapping[Node, tuple[int, int]], before: Mapping[Node, Set[Node]], followers: Mapping[Node, Sequence[Node]]
+) -> Mapping[Node, tuple[int, int]]:
+    """For each unit where the first that needs it stands, directly or through others, or itself if that is sooner.
+
+    So one that makes something for much later, too, does not wait until then, while all that needs nothing runs.
+    """
+    wanted = dict(place)
+    left = {head: len(users) for head, users in followers.items()}
+    pending = [head for head, count in left.items() if not count]
+    while pending:
+        head = pending.pop()
+        for one in before[head]:
+            wanted[one] = min(wanted[one], wanted[head])
+            left[one] -= 1
+            if not left[one]:
+                pending.append(one)
+    return wanted
 
 
 def _places(
