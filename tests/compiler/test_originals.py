@@ -157,6 +157,36 @@ def test_memory_that_others_hold_is_not_moved() -> None:
     assert "referenced by the module alone" in memory(compiled)["originals released"]["note"]
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads /proc")
+def test_parameters_of_a_mapped_checkpoint_stay_where_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing is written; what the checkpoint's memory is shared with does not matter, and writes stay."""
+    model, x = net()
+    expected = model(x)
+    torch.save(model.state_dict(), tmp_path / "checkpoint.pt")
+    state = torch.load(tmp_path / "checkpoint.pt", mmap=True)
+    if originals._is_in_memory(tmp_path):
+        pytest.skip("temporary files are in memory here")
+    model.load_state_dict(state, assign=True)
+    addresses = [p.data_ptr() for p in model.parameters()]
+    told: list[int] = []
+    page_out = originals._page_out
+    monkeypatch.setattr(originals, "_page_out", lambda t: (told.append(t.data_ptr()), page_out(t)))
+    monkeypatch.setattr(tempfile, "TemporaryFile", None)
+    compiled = smelt.compile(model, options=RELEASE)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), expected)
+    assert [p.data_ptr() for p in model.parameters()] == addresses
+    assert {model.up.weight.data_ptr(), model.down.weight.data_ptr()} <= set(told)
+    assert compiled.stats().fallbacks == {} and "note" not in memory(compiled)["originals released"]
+    assert torch.equal(model(x), expected)
+    model.up.weight.mul_(2)
+    expected = model(x)
+    assert originals.release([model.up.weight, model.down.weight]) == 2 * SIZE * SIZE * 4
+    assert torch.equal(model(x), expected)
+    torch.testing.assert_close(compiled(x), expected)
+    assert torch.equal(state["up.weight"], model.up.weight)
+
+
 def test_tied_weights_stay_tied() -> None:
     model, x = net()
     model.down.weight = model.up.weight
@@ -208,7 +238,7 @@ def test_a_full_disk_and_a_folder_in_memory_leave_everything_as_it_is(monkeypatc
     assert "No space left" in memory(compiled)["originals released"]["note"]
     monkeypatch.undo()
     model, _ = net()
-    monkeypatch.setattr(originals, "_lies_in_memory", lambda folder: True)
+    monkeypatch.setattr(originals, "_is_in_memory", lambda folder: True)
     assert "is itself in memory" in originals.move_parameters(model, "").why_not
     assert not is_mapped(model.up.weight)
 
@@ -216,8 +246,8 @@ def test_a_full_disk_and_a_folder_in_memory_leave_everything_as_it_is(monkeypatc
 def test_file_systems_in_memory_are_known() -> None:
     in_memory = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines() if " tmpfs " in line]
     for folder in in_memory[:3]:
-        assert originals._lies_in_memory(Path(folder))
-    assert not originals._lies_in_memory(Path("/proc"))
+        assert originals._is_in_memory(Path(folder))
+    assert not originals._is_in_memory(Path("/proc"))
 
 
 def test_without_what_it_needs_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:

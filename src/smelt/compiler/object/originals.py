@@ -5,14 +5,19 @@ keep their identity, values, dtype, strides and version, and are read and writte
 write stays in this process and never reaches the file. Once a program has packed a weight, the pages of the original
 are handed back to the system (`release`), which fetches them from the file if anybody touches them again.
 
+Parameters that are mapped from a file already, as a checkpoint's are that was loaded so (safetensors), stay where they
+are, whoever else holds their memory.
+
 Invariant: nothing is lost, whoever touches what and when; pages that were written are kept, not dropped. A parameter
 whose memory somebody else holds too (a view, a NumPy array) is not moved, for the two would part.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
+import re
 import tempfile
 import weakref
 from collections.abc import Iterable, Sequence
@@ -34,7 +39,7 @@ _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """How many parameters now lie in a file, how many bytes, and why others do not."""
+    """How many parameters are in a file now, how many bytes, and why others are not."""
 
     count: int = 0
     nbytes: int = 0
@@ -43,6 +48,8 @@ class Moved:
 
 # Live mappings by the address of the parameter in them; one goes with the last tensor that uses it.
 _mappings: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
+# Addresses of parameters in mappings of others. What is there later loses nothing if it is handed back, either.
+_in_other_mappings: set[int] = set()
 
 
 def move_parameters(module: torch.nn.Module, folder: str) -> Moved:
@@ -51,7 +58,11 @@ def move_parameters(module: torch.nn.Module, folder: str) -> Moved:
     Where that cannot be done (a full disk, a folder that lies in memory itself) nothing changes, and `why_not` says so.
     """
     parameters = list(module.parameters())
-    chosen = [p for p in parameters if _may_move(p)]
+    mapped_before = _in_files([p for p in parameters if _is_plain(p)])
+    _in_other_mappings.update(p.data_ptr() for p in mapped_before)
+    chosen = [p for p in parameters if p.data_ptr() not in _in_other_mappings and _may_move(p)]
+    if not chosen and mapped_before:
+        return Moved(len(mapped_before), sum(p.nbytes for p in mapped_before))
     if not chosen and any(p.data_ptr() in _mappings for p in parameters):
         return Moved()  # by an earlier capture
     if not chosen:
@@ -61,14 +72,14 @@ def move_parameters(module: torch.nn.Module, folder: str) -> Moved:
     where = Path(folder or tempfile.gettempdir())
     try:
         where.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if _lies_in_memory(where):
+        if _is_in_memory(where):
             return Moved(why_not=f"{where} is itself in memory: choose another cache_dir")
         mapped = _mapped(chosen, where)
     except OSError as error:
         return Moved(why_not=f"the parameters cannot be written to {where}: {error.strerror or error}")
     for parameter, tensor in zip(chosen, mapped, strict=True):
         parameter.data = tensor
-    return Moved(len(chosen), sum(t.nbytes for t in mapped))
+    return Moved(len(chosen) + len(mapped_before), sum(t.nbytes for t in (*mapped, *mapped_before)))
 
 
 def move_originals(target: object, options: Options) -> Moved | None:
@@ -85,10 +96,13 @@ def release(tensors: Iterable[torch.Tensor]) -> int:
     given = 0
     for tensor in tensors:
         mapping = _mappings.get(tensor.data_ptr())
-        if mapping is None:
-            continue
         try:
-            mapping.madvise(_PAGE_OUT)
+            if mapping is not None:
+                mapping.madvise(_PAGE_OUT)
+            elif tensor.data_ptr() in _in_other_mappings:
+                _page_out(tensor)
+            else:
+                continue
         except OSError:
             # An older kernel: the pages stay until memory is short, and go then.
             continue
@@ -98,18 +112,58 @@ def release(tensors: Iterable[torch.Tensor]) -> int:
     return given
 
 
-def _may_move(parameter: torch.nn.Parameter) -> bool:
-    plain = type(parameter) is torch.nn.Parameter and parameter.layout is torch.strided
+def _page_out(tensor: torch.Tensor) -> None:
+    """Hand back the pages that are all of this tensor's. Raises: OSError."""
+    begin = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    nbytes = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - begin
+    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    if madvise(ctypes.c_void_p(begin), ctypes.c_size_t(nbytes), _PAGE_OUT) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _is_plain(parameter: torch.nn.Parameter) -> bool:
     return (
-        plain
+        type(parameter) is torch.nn.Parameter
+        and parameter.layout is torch.strided
         and parameter.device.type == "cpu"
-        and not parameter.is_inference()
         and parameter.nbytes >= MIN_NBYTES
         and parameter.is_contiguous()
-        and parameter.untyped_storage().nbytes() == parameter.nbytes
         and parameter.data_ptr() not in _mappings
+    )
+
+
+def _may_move(parameter: torch.nn.Parameter) -> bool:
+    return (
+        _is_plain(parameter)
+        and not parameter.is_inference()
+        and parameter.untyped_storage().nbytes() == parameter.nbytes
         and is_sole_owner(parameter)
     )
+
+
+def _in_files(parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    """Those in private mappings of files on a disk that this process may hand back: files of its own, or that it may
+    write."""
+    try:
+        maps = Path("/proc/self/maps").read_text(errors="replace")
+    except OSError:
+        return []
+    found: list[tuple[int, int]] = []
+    usable: dict[str, bool] = {}
+    for begin, end, path in re.findall(r"^([0-9a-f]+)-([0-9a-f]+) r..p \S+ \S+ \S+ +(/.*)$", maps, re.MULTILINE):
+        if path not in usable:
+            usable[path] = _is_usable(Path(path))
+        if usable[path]:
+            found.append((int(begin, 16), int(end, 16)))
+    return [p for p in parameters if any(b <= p.data_ptr() and p.data_ptr() + p.nbytes <= e for b, e in found)]
+
+
+def _is_usable(path: Path) -> bool:
+    try:
+        is_own = path.stat().st_uid == os.geteuid() or os.access(path, os.W_OK)
+    except OSError:  # deleted, or not to be seen
+        return False
+    return is_own and not _is_in_memory(path.parent)
 
 
 def _mapped(parameters: Sequence[torch.nn.Parameter], folder: Path) -> list[torch.Tensor]:
@@ -142,7 +196,7 @@ def _map(parameter: torch.nn.Parameter, file: int, offset: int) -> torch.Tensor:
     return tensor
 
 
-def _lies_in_memory(folder: Path) -> bool:
+def _is_in_memory(folder: Path) -> bool:
     """Whether the file system of a folder keeps its files in memory; False where the system does not tell."""
     try:
         lines = Path("/proc/self/mounts").read_text().splitlines()
