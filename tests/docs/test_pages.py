@@ -27,8 +27,11 @@ def test_pages_have_code() -> None:
 
 @pytest.fixture
 def threads() -> Iterator[None]:
-    """A page may set how many threads there are."""
+    """A page may set how many threads there are. It begins with one: its tensors are small, and where another process
+    has the other processor, threads wait for one another.
+    """
     before = torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 

@@ -82,16 +82,17 @@ def lit(tab: Tab) -> dict[str, list[str]]:
     return found
 
 
-def test_every_page_opens_at_every_width(browser: Browser, pages: dict[str, Path]) -> None:
-    for name, page in pages.items():
-        for width in WIDTHS if name != "step" else ():  # a test of its own opens it
-            tab = opened(browser, page, width, dark=width == 2560)
-            for tab_name in tab.js("smelt.TABS.map(([name]) => name)"):
-                tab.js(f"smelt.app.tab('{tab_name}')")
-                wide = tab.js("document.documentElement.scrollWidth")
-                assert wide <= width, (name, tab_name, width, wide)
-                assert tab.js("document.getElementById('panel').textContent.trim().length") > 0, (name, tab_name)
-            assert not tab.errors and not tab.requests, (name, width, tab.errors, tab.requests)
+@pytest.mark.spread(3)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["folds", "sized", "trained", "nothing", "marked"])  # "step" has a test of its own
+def test_every_page_opens_at_every_width(browser: Browser, pages: dict[str, Path], name: str, width: int) -> None:
+    tab = opened(browser, pages[name], width, dark=width == 2560)
+    for tab_name in tab.js("smelt.TABS.map(([name]) => name)"):
+        tab.js(f"smelt.app.tab('{tab_name}')")
+        wide = tab.js("document.documentElement.scrollWidth")
+        assert wide <= width, (tab_name, wide)
+        assert tab.js("document.getElementById('panel').textContent.trim().length") > 0, tab_name
+    assert not tab.errors and not tab.requests, (tab.errors, tab.requests)
 
 
 def test_a_node_a_line_a_kernel_and_a_buffer_light_each_other(browser: Browser, pages: dict[str, Path]) -> None:

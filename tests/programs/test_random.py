@@ -12,7 +12,7 @@ from tests.programs.run import KINDS, report
 from tests.programs.wide import wide
 from tests.programs.wide_tables import EXPRESSIONS, WRITES
 
-PROGRAMS, PARTS = 60, 6
+PROGRAMS, PARTS = 60, 12
 BY_SCRIPT = range(2, 17)  # the nightly target scripts all
 WAYS = ("compile", "trace", "staged")
 
@@ -29,7 +29,7 @@ def _check(folder: Path, seeds: range, size: int, is_wide: bool = False, **optio
     return rows
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(PARTS)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_programs(part: int, tmp_path: Path) -> None:
     each = PROGRAMS // PARTS
