@@ -1,7 +1,9 @@
-"""`tests/README.md` maps every folder of the sources to folders of tests that exist."""
+"""What `tests/README.md` says of the tests: every folder of the sources has folders of tests; what collects garbage."""
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -20,3 +22,22 @@ def test_every_folder_has_its_place() -> None:
     assert named == _folders(SOURCES)
     # Not a test of this machine's kernels: another instruction set's.
     assert {name for name in _folders(TESTS) if f"`{name}`" in tests} == _folders(TESTS) - {"emulated"}
+
+
+def _collecting(text: str) -> Iterator[str]:
+    """The tests of a module that look through all objects for garbage without saying of which heap."""
+    for test in ast.walk(ast.parse(text)):
+        if isinstance(test, ast.FunctionDef) and test.name.startswith("test_"):
+            calls = [node for node in ast.walk(test) if isinstance(node, ast.Call) and not node.args]
+            given = [argument.arg for argument in test.args.args] + [ast.unparse(one) for one in test.decorator_list]
+            collects = any(ast.unparse(call.func) == "gc.collect" for call in calls)
+            if collects and not any("young_heap" in one or "whole_heap" in one for one in given):
+                yield test.name
+
+
+def test_what_collects_garbage_looks_at_what_it_made() -> None:
+    own = "import gc\n\ndef test_x(young_heap):\n    gc.collect()\n\ndef test_y():\n    gc.collect(0)\n"
+    assert not [*_collecting(own)] and [*_collecting(own.replace("young_heap", ""))] == ["test_x"]
+    texts = {path: path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py")}
+    found = [(path, name) for path, text in texts.items() if "gc.collect()" in text for name in _collecting(text)]
+    assert found == []
