@@ -25,6 +25,7 @@ from smelt.passes.attentions.attention import attention, attention_fast
 from smelt.passes.attentions.strided_operands import strided_operands
 from smelt.passes.base import Pass, PassContext
 from smelt.passes.dce import dce
+from smelt.passes.layers.bags import gathered_bags
 from smelt.passes.layers.frames import images_of_frames
 from smelt.passes.layers.resampling import commute_resampling
 from smelt.passes.layers.transposed import woven_convolutions
@@ -54,6 +55,7 @@ PASSES: dict[str, Pass] = {
         hoist_products,
         merge_linears,
         narrow_gathers,
+        gathered_bags,
         spell_linear,
         strided_operands,
         woven_convolutions,

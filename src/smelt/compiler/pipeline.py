@@ -31,6 +31,7 @@ from smelt.passes.elide_copies import elide_copies
 from smelt.passes.fit_numbers import fit_numbers
 from smelt.passes.fold import fold
 from smelt.passes.inline import inline
+from smelt.passes.layers.bags import gathered_bags
 from smelt.passes.layers.decompose import decompose
 from smelt.passes.layers.expand_layers import expand_layers
 from smelt.passes.layers.expand_recurrent import expand_recurrent
@@ -84,6 +85,7 @@ OPTIMIZED: tuple[Pass, ...] = (
     strided_operands,
     # Behind attention, which matches what is added to scores as it was written.
     narrow_gathers,
+    gathered_bags,
     # One spelling of products, so that bias, batch norm and merging see all of them.
     spell_linear,
     fuse_bias,
@@ -124,12 +126,12 @@ _NARROWING = frozenset((lower_precision.name,))
 _RESPELLING = frozenset(
     (
         expand_layers.name, expand_recurrent.name, commute_resampling.name, expand_resampling.name,
-        images_of_frames.name, woven_convolutions.name,
+        gathered_bags.name, images_of_frames.name, woven_convolutions.name,
         strided_operands.name, narrow_gathers.name, hoist_products.name, loop_products.name, vector_products.name,
     )
 )  # fmt: skip
 # Write what own kernels alone are fast at.
-_OWN = frozenset((expand_recurrent.name, images_of_frames.name, woven_convolutions.name))
+_OWN = frozenset((expand_recurrent.name, gathered_bags.name, images_of_frames.name, woven_convolutions.name))
 
 
 def pass_names() -> tuple[str, ...]:

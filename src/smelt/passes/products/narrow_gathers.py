@@ -18,10 +18,9 @@ from dataclasses import dataclass
 import torch
 
 from smelt.analysis import is_static
-from smelt.ir import Arg, DType, Graph, Node, Value, clone_node
-from smelt.ops.effects import effects
-from smelt.ops.evaluate import evaluate
+from smelt.ir import Graph, Node, Value
 from smelt.passes.base import Pass, PassContext, call_of, emitter
+from smelt.passes.contents import constant_contents
 from smelt.passes.layouts import replace_result
 from smelt.passes.matching import Disturbances, is_autocast, is_used_once, static_tensor
 from smelt.rewrite import Rewriter
@@ -31,8 +30,6 @@ _PRODUCTS = {"aten.bmm.default": ("self", "mat2"), "aten.matmul.default": ("self
 
 _MOST_COLUMNS = 0.75
 """How much of the columns may be read for it to pay to leave the rest out."""
-_MOST_ELEMENTS = 1 << 22
-_MOST_STEPS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,7 @@ def _run(graph: Graph, context: PassContext) -> bool:
         if disturbances.between(rewriter, product, node):
             continue
         if index not in known:
-            known[index] = _contents(graph, index)
+            known[index] = constant_contents(graph, index)
         _, right = _operands(product)
         read = _read(node, known[index], is_right_static=is_static(right, found))
         if read is not None:
@@ -87,38 +84,6 @@ def _operands(product: Node) -> tuple[Value, Value]:
     left, right = (call[name] for name in _PRODUCTS[product.op])
     assert isinstance(left, Value) and isinstance(right, Value)
     return left, right
-
-
-def _contents(graph: Graph, value: Value) -> torch.Tensor | None:
-    """A value that depends on no input and no parameter."""
-    type_ = static_tensor(value)
-    if type_ is None or type_.dtype is not DType.I64 or type_.device != "cpu" or not 0 < type_.numel <= _MOST_ELEMENTS:
-        return None
-    # A node that is met again goes behind all that it was before, and so does what it reads.
-    nodes: dict[Node, None] = {}
-    pending, steps = [value], 0
-    while pending:
-        node, steps = pending.pop().node, steps + 1
-        if node is None or node.regions or steps > _MOST_STEPS or not effects(node).is_reproducible:
-            return None
-        nodes.pop(node, None)
-        nodes[node] = None
-        pending.extend(node.operands())
-    small = Graph("index")
-    small.constants = graph.constants
-    copies: dict[Value, Arg] = {}
-    for node in reversed(nodes):
-        copy = clone_node(node, copies)
-        copies.update(zip(node.results, copy.results, strict=True))
-        small.body.insert(copy)
-    small.body.set_yields((copies[value],))
-    try:
-        with torch.no_grad():
-            (made,) = evaluate(small, ())
-    except Exception:
-        # Eager raises here too; it must do so in each call, where the user sees it.
-        return None
-    return made if isinstance(made, torch.Tensor) else None
 
 
 def _read(gather: Node, index: torch.Tensor | None, *, is_right_static: bool) -> _Read | None:
