@@ -262,6 +262,19 @@ def test_max_min_any_all():
     check(f, (X,), (-X,), (X.flip(0),))
 
 
+def test_a_number_that_is_whole_or_not_divides_as_the_one_that_it_is():
+    """`max(1, x)` is an int or a float, as data tell; a quotient of it is a float, of which a tensor can be made."""
+
+    def f(x):
+        total = x.sum().item()
+        most, least = max(1, total - 3), min(total, 2, 7)
+        return torch.as_tensor(1 / most), torch.tensor(least / 4) * x, min(most, least) / most, most / total
+
+    nan = torch.full((2, 3), torch.nan)
+    text = check(f, (X,), (-X,), (X * 10,), (nan,))
+    assert "py.max(1.0, " in text
+
+
 def test_what_cannot_be_staged_says_so():
     class Keeper(torch.nn.Module):
         def forward(self, x):

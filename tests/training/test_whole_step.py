@@ -176,7 +176,8 @@ def report(step: Any) -> str:
         ("AdamW", {"fused": True}), ("Adam", {"fused": True, "amsgrad": True, "weight_decay": 0.01}),
         ("SGD", {"fused": True, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
         ("SGD", {"fused": True}), ("RMSprop", {"centered": True}), ("Adagrad", {}), ("Adadelta", {}),
-        ("Adamax", {}), ("NAdam", {}), ("RAdam", {}), ("Rprop", {}),
+        ("Adamax", {}), ("NAdam", {}), ("RAdam", {}), ("Rprop", {}), ("ASGD", {}),
+        ("ASGD", {"t0": 2, "weight_decay": 0.01, "lambd": 0.1}), ("ASGD", {"foreach": True, "t0": 1}),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else value,
 )  # fmt: skip

@@ -22,7 +22,15 @@ from smelt.capture.convert.runtime import Args, Kwargs, Runtime, Thunk, current
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import called, computed, is_sized, number_of
 from smelt.capture.staging.draws import drawn
-from smelt.capture.staging.fakes.symbols import StagedBool, StagedFloat, StagedInt, StagedObject, is_staged, slot_of
+from smelt.capture.staging.fakes.symbols import (
+    StagedBool,
+    StagedFloat,
+    StagedInt,
+    StagedObject,
+    is_real,
+    is_staged,
+    slot_of,
+)
 from smelt.capture.staging.flow import ordering
 from smelt.capture.staging.flow.branches import condition
 from smelt.capture.staging.flow.iterables import Count, Once, StagedRange, StagedSequence, Zipped, sequence_of
@@ -319,7 +327,10 @@ def _extreme(fn: Callable[..., object], op: str) -> Handler:
         if kwargs or not any(is_data(session, v) for v in values):
             return fn(*args, **kwargs)
         if not any(isinstance(v, torch.Tensor) for v in values):
-            return session.emit(f"py.{fn.__name__}", *values) if len(values) > 1 else values[0]
+            found = session.emit(f"py.{fn.__name__}", *values) if len(values) > 1 else values[0]
+            if is_staged(found) and all(map(is_real, values)):
+                slot_of(found).picked = f"py.{fn.__name__}", values
+            return found
         best = values[0]
         for value in values[1:]:
             chosen = _both(value, best)

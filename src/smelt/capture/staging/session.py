@@ -32,7 +32,16 @@ from smelt.capture.recording.tensor_slots import Slot
 from smelt.capture.staging.domain import Domain
 from smelt.capture.staging.fakes.examples import Examples
 from smelt.capture.staging.fakes.fake_tensors import FakeRecorder
-from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
+from smelt.capture.staging.fakes.symbols import (
+    DEAD,
+    WORLDS,
+    ScalarSlot,
+    StagedObject,
+    is_real,
+    is_staged,
+    slot_of,
+    wrap,
+)
 from smelt.capture.staging.flow.assumptions import Assumptions, converted, forked, peeled
 from smelt.capture.staging.flow.paths import Ended, Paths
 from smelt.capture.staging.flow.stops import NO_FORM, PARTLY, TOO_LONG, Again, CannotStage, Exhausted
@@ -62,6 +71,8 @@ from smelt.ir import (
 if TYPE_CHECKING:
     from smelt.capture.staging.flow.loops import Loop
 
+_OF_FLOATS = frozenset(("py.truediv",))
+"""Operators that give a float of whole numbers, too."""
 _NUMBERS = (bool, int, float, complex)
 _HOLDING = frozenset(("py.append", "py.setitem", "py.insert", "py.list", "py.tuple", "py.dict"))
 
@@ -310,9 +321,19 @@ class Session:
         simple = (*_NUMBERS, str, list, tuple, dict, type(None))
         if not all(is_staged(v) or isinstance(v, simple) for v in (a, b)):
             return NotImplemented
+        if op in _OF_FLOATS and is_real(a) and is_real(b):
+            a, b = self._as_float(a), self._as_float(b)
         if op == "py.pow" and self.domain.is_real_power(a, b):
             return self.emit("py.call", "math.pow", a, b)
         return self.emit(op, a, b)
+
+    def _as_float(self, value: Any) -> Any:
+        """A number that is a float or an int, as data tell (`max(1, x)`), as that float; others as they are."""
+        picked = slot_of(value).picked if is_staged(value) else None
+        if picked is None:
+            return value
+        op, values = picked
+        return self.emit(op, *(self._as_float(v) if is_staged(v) else float(v) for v in values))
 
     def encoded(self, value: object) -> Any:
         """What `encode` gives for what every domain takes. Raises: CannotStage."""

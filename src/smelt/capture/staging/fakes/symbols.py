@@ -9,7 +9,7 @@ Invariant: an operation on staged values records one `py.*` operator and compute
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -37,16 +37,20 @@ def _nothing() -> None:
     return None
 
 
+_WHOLE_FLOATS = 1 << 53  # all whole numbers up to here are floats
+
+
 class ScalarSlot(Slot):
     """A Python value that the graph computes.
 
     worlds: an example for each world, DEAD where there is none. is_native: world 0 is what the native run had.
     within: the least and the greatest that the number of a loop, or one that is drawn, can be, which may be sizes.
     affine: a slot, and the numbers that this one is as many times it, plus so much. length: of a list, where Python
-    knows it.
+    knows it. picked: of a number that is one of several, floats and whole numbers that floats hold: the operator, and
+    these; data tell of which kind it is.
     """
 
-    __slots__ = ("affine", "is_native", "length", "within", "worlds")
+    __slots__ = ("affine", "is_native", "length", "picked", "within", "worlds")
 
     def __init__(self, type_: Type, worlds: tuple[Any, ...], is_native: bool = False) -> None:
         self.ref = _nothing
@@ -58,6 +62,7 @@ class ScalarSlot(Slot):
         self.within: tuple[Any, Any] | None = None
         self.affine: tuple[ScalarSlot, int, int] | None = None
         self.length: int | None = None
+        self.picked: tuple[str, Sequence[Any]] | None = None
 
 
 class Node:
@@ -355,6 +360,14 @@ def slot_of(value: Any) -> ScalarSlot:
     """The slot of a staged value."""
     found: ScalarSlot = value.slot if isinstance(value, StagedObject) else value.node.slot
     return found
+
+
+def is_real(value: object) -> bool:
+    """Whether a value is a float for sure, or a whole number that a float holds."""
+    if is_staged(value):
+        slot = slot_of(value)
+        return slot.type == FLOAT or (isinstance(slot, ScalarSlot) and slot.picked is not None)
+    return type(value) is float or (type(value) is int and abs(value) <= _WHOLE_FLOATS)
 
 
 def is_staged(value: object) -> bool:
