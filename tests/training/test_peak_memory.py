@@ -20,6 +20,8 @@ from torch import nn
 import smelt
 from smelt.capture.recording import gradients
 from smelt.diag import idle_memory
+from smelt.runtime import frames
+from smelt.runtime.machine import heap
 from smelt.runtime.plan import Aside, Empty
 from tests.forked import torch_forks
 
@@ -228,6 +230,21 @@ def test_large_arenas_of_a_model_are_freed_between_the_runs_of_its_halves() -> N
     assert set(_arenas(compiled)) == {0}
 
 
+@pytest.mark.parametrize(("rows", "asks"), [(4096, False), (32768, True)], ids=["the process keeps it", "new memory"])
+def test_arenas_that_are_new_memory_in_each_run_lie_on_large_pages(
+    monkeypatch: pytest.MonkeyPatch, rows: int, asks: bool
+) -> None:
+    """Beyond what the C library keeps, each page of 4 KiB is a fault in each step; what is less serves others, too."""
+    _, compiled, x = _halved(rows)
+    compiled(x).sum().backward()
+    asked: list[int] = []
+    monkeypatch.setattr(frames, "on_large_pages", lambda memory: asked.append(memory.numel()))
+    compiled(x).sum().backward()
+    compiled(x).sum().backward()
+    assert bool(asked) is asks
+    assert all(nbytes > heap.KEPT_NBYTES for nbytes in asked)
+
+
 def test_small_arenas_are_kept() -> None:
     _, compiled, x = _halved(8)
     for _ in range(2):
@@ -238,6 +255,8 @@ def test_small_arenas_are_kept() -> None:
 CODE = """
 import ctypes, mmap, os, sys, tempfile, torch
 from smelt.diag import idle_memory
+from smelt.runtime import frames
+from smelt.runtime.machine import heap
 
 def resident():
     return int(open("/proc/self/statm").read().split()[2]) * mmap.PAGESIZE

@@ -12,6 +12,7 @@ import torch
 from smelt._torch.seen import handles
 from smelt.runtime.encoding.encoded import Encoded
 from smelt.runtime.encoding.table import FRAME_ALIGNMENT, Cell
+from smelt.runtime.machine.heap import KEPT_NBYTES, on_large_pages
 from smelt.runtime.plan import Plan, PyCall
 from smelt.runtime.pool import Pool
 from smelt.runtime.steps import as_tensor, make_arena, number_bits, number_of, results_of
@@ -78,6 +79,8 @@ class Frame:
         """Have memory for the arena, before a run, where the frame keeps none. Nobody else touches the frame."""
         if self._lent is not None and self.memory is not None and not self._lent.nbytes():
             self._lent.resize_(self.memory.numel())
+            if self.memory.numel() > KEPT_NBYTES:
+                on_large_pages(self.memory)  # nobody else's, before or behind the run
             self._place()
 
     def leave_arena(self) -> None:

@@ -26,12 +26,14 @@ LARGE_NBYTES: Final = 4 << 20
 ADVICE: Final = getattr(mmap, "MADV_HUGEPAGE", None)
 """The number of the advice; None on other systems than Linux."""
 
-_NBYTES = 31 << 20  # What is asked for must stay below 32 MiB with the allocator's own header and alignment.
+KEPT_NBYTES: Final = 31 << 20
+"""Freed memory of as many bytes stays in the process: what is asked for must be below 32 MiB with the allocator's own
+header and alignment. More is the system's again."""
 
 
 def keep_freed_memory() -> None:
     """Free a block that nobody touched (no page of it is ever made), from which the allocator learns to keep others."""
-    torch.empty(_NBYTES, dtype=torch.uint8, device="cpu")
+    torch.empty(KEPT_NBYTES, dtype=torch.uint8, device="cpu")
 
 
 @lru_cache(maxsize=1)
