@@ -53,12 +53,14 @@ class _Sources(ModuleType):
 _TORCH: Any = _Torch("torch")
 _SOURCES = _Sources(f"{_COMPILER}.source")
 _TORCH._dynamo = SimpleNamespace(config=_SETTINGS, source=_SOURCES)
+# A mode notes the stack that it was made on, for which each file on it is looked at on disk; nobody reads it here.
+_NO_STACK = SimpleNamespace(extract_stack=list, format_list=list)
 
 
 def light_mode(mode: Any) -> Any:
     """An instance of torch's FakeTensorMode, the class given; without the import of its compiler where that can be."""
     light = None if _COMPILER in sys.modules else _light_classes(mode)
-    return mode() if light is None else _made(*light)
+    return _brief_class(mode)() if light is None else _made(*light)
 
 
 def _made(mode: Any, converter: Any, memory: Any) -> Any:
@@ -66,6 +68,20 @@ def _made(mode: Any, converter: Any, memory: Any) -> Any:
     made.fake_tensor_converter.__class__ = converter
     made.fake_tensor_converter.meta_converter.__class__ = memory
     return made
+
+
+@lru_cache(maxsize=1)
+def _brief_class(mode: Any) -> Any:
+    """The mode's class, whose instances note no stack; itself where torch makes them otherwise."""
+    try:
+
+        class Brief(mode):
+            __init__ = _with_names(mode.__init__, {"traceback": _NO_STACK})
+
+        Brief()
+    except Exception:  # pragma: no cover - another torch
+        return mode
+    return Brief
 
 
 @lru_cache(maxsize=1)
@@ -112,7 +128,13 @@ def _apart(function: Any) -> Any:
         found = builtins.__import__(name, *args)
         return _TORCH if found is torch else found
 
-    names = {**function.__globals__, "torch": _TORCH, "__builtins__": {**vars(builtins), "__import__": load}}
+    own = {"torch": _TORCH, "traceback": _NO_STACK, "__builtins__": {**vars(builtins), "__import__": load}}
+    return _with_names(function, own)
+
+
+def _with_names(function: Any, own: dict[str, Any]) -> Any:
+    """The same code, for which some global names are others."""
+    names = {**function.__globals__, **own}
     made = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     made.__kwdefaults__ = function.__kwdefaults__
     return made
