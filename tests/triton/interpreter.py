@@ -18,6 +18,7 @@ import socket
 import sys
 import types
 import warnings
+from functools import cache
 from multiprocessing.connection import Connection, wait
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -89,6 +90,13 @@ def _correct() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patched
+    dtype_of = cache(interpreter._get_np_dtype)
+
+    def numpys(kind: Any) -> np.dtype:
+        element = kind.element_ty if isinstance(kind, tl.block_type) else kind
+        return np.dtype(np.uint64) if isinstance(element, tl.pointer_type) else dtype_of(element)
+
+    interpreter._get_np_dtype = numpys  # which makes its table of all dtypes at each load and cast
     # Once: it would do so anew for each launch, and for each call of a function of Triton's own.
     interpreter._patch_lang(types.FunctionType(_correct.__code__, {"tl": tl, "core": tl.core}))
     interpreter._patch_lang = lambda function: interpreter._LangPatchScope()
