@@ -30,6 +30,7 @@ from smelt.bench.quiet import quiet
 from smelt.bench.systems import DTYPES, Context, systems
 from smelt.bench.training import training_systems
 from smelt.bench.training_models import TRAINING_MODELS
+from smelt.bench.wide.wide_models import WIDE_MODELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def peak_resident_mb() -> float:
 
 def measure_startup(model_name: str, system_name: str, threads: int, dtype: str, cache_dir: Path) -> Startup:
     """Run in a fresh process: prepare and run the system once, with the clocks of the module's text."""
-    model = next(m for m in (*MODELS, *TRAINING_MODELS) if m.name == model_name)
+    model = next(m for m in (*MODELS, *WIDE_MODELS, *TRAINING_MODELS) if m.name == model_name)
     known = training_systems() if model.trains else systems()
     system = next(s for s in known if s.name == system_name)
     torch.set_num_threads(threads)

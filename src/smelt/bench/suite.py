@@ -24,11 +24,14 @@ from smelt.bench.models import Model, Target, flatten
 from smelt.bench.quiet import quiet
 from smelt.bench.rows import Row, machine
 from smelt.bench.startup import startup_pair
-from smelt.bench.systems import DTYPES, PRODUCTS, Context, Ready, System, missing
+from smelt.bench.systems import DTYPES, PRODUCTS, Context, Ready, System, load_modules, missing
 from smelt.codegen.llvm.fma_peak import FmaPeak, measure_fma_peak
 
 EAGER = "eager"
-_READY_S = {EAGER: 0.1, "smelt": 1.5, "onnxruntime": 6.0, "openvino": 4.0, "inductor": 25.0, "inductor-max": 90.0}
+_READY_S = {
+    EAGER: 0.1, "smelt": 1.5, "onnxruntime": 6.0, "openvino": 4.0, "inductor": 25.0, "inductor-max": 90.0,
+    "zentorch": 25.0, "ctranslate2": 3.0,
+}  # fmt: skip
 _READY_ELSE_S, _PROCESS_S, _ROUND_S = 20.0, 8.0, 0.2
 """Seconds: until systems are ready for a model, of a process that starts, of a round of a model of middle size."""
 _ONE_THREAD_REPEATS = 5
@@ -99,6 +102,8 @@ def run(suite: Suite, watch: Watch | None = None) -> Iterator[list[Row]]:
     watch, peaks = watch or Watch(), _PeakMeter()
     threads_before = torch.get_num_threads()
     begin, longest = time.monotonic(), 0.0
+    with quiet():
+        load_modules(suite.systems)
     try:
         for dtype in suite.dtypes:
             for model in suite.models:

@@ -6,6 +6,7 @@ processes goes to `Context.cache_dir`, in the form that the system itself offers
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.metadata
@@ -20,6 +21,7 @@ from torch import Tensor
 
 import smelt
 from smelt._torch.library import inductor
+from smelt.bench import ctranslate2_models
 from smelt.bench.models import Target, as_module, flatten
 from smelt.diag.packages import not_installed
 
@@ -50,7 +52,8 @@ class Ready:
 
     `keep` writes what the next process may reuse, where the system does not do that by itself and nothing was kept yet
     (a kept file may be mapped into memory by whoever read it: it is never written again). `facts` gives more about a
-    step of training: `saved_mb` and `losses`, those of its first steps.
+    step of training: `saved_mb` and `losses`, those of its first steps. own_threads: it computes in threads of its own
+    while the caller waits, even with one.
     """
 
     call: Callable[..., Any]
@@ -59,13 +62,14 @@ class Ready:
     outputs: Callable[[Any], tuple[Tensor, ...]] = flatten
     keep: Callable[[], None] | None = None
     facts: Callable[[], dict[str, Any]] | None = None
+    own_threads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """`packages` must be installed; `modules` are imported before any clock starts; `forget` drops global state.
+    """`packages` must be installed (see `missing`); `modules` are imported before any clock starts.
 
-    dtypes: the rows that it takes part in.
+    forget: drops global state. dtypes: the rows that it takes part in.
     """
 
     name: str
@@ -78,8 +82,24 @@ class System:
 
 
 def missing(packages: Sequence[str]) -> str:
-    """What to say where some of `packages` are not installed, "" where all are."""
+    """What to say where some of `packages` are not installed, "" where all are.
+
+    Packages of the extra `bench` are named by their modules; others with the version that fits (`name==version`).
+    """
     return not_installed(packages, "bench")
+
+
+def load_modules(chosen: Sequence[System]) -> None:
+    """Import the modules of all `chosen` systems that are installed, in their order.
+
+    zentorch comes last: it opens the symbols of PyTorch's libraries, MKL's among them, to all that is loaded later, and
+    CTranslate2 would then compute with half of another MKL. What cannot be imported says so when it is prepared.
+    """
+    for system in chosen:
+        if not missing(system.packages):
+            with contextlib.suppress(Exception):
+                for module in system.modules:
+                    importlib.import_module(module)
 
 
 def _versions(*packages: str) -> dict[str, str]:
@@ -120,6 +140,10 @@ def prepare_jit(target: Target, args: tuple[Tensor, ...], context: Context) -> R
             torch.jit.save(traced, str(path))
 
     return Ready(traced, args, {"capture": "torch.jit.trace", "frozen": frozen}, keep=None if kept else keep)
+
+
+_FREEZING: dict[str, Any] = {"freezing": True}
+_MAX_AUTOTUNE: dict[str, Any] = {"freezing": True, "max_autotune": True}
 
 
 def prepare_inductor(target: Target, args: tuple[Tensor, ...], context: Context, options: dict[str, Any]) -> Ready:
@@ -246,6 +270,33 @@ def _from_openvino(tensor: Any) -> Tensor:
     return torch.from_numpy(tensor.data.copy())
 
 
+ZENTORCH, CTRANSLATE2 = "zentorch==2.13.0.2", "ctranslate2==4.8.5"
+"""zentorch is built for one minor version of PyTorch: this one for 2.13. Neither comes with an extra of Smelt."""
+
+
+def prepare_zentorch(target: Target, args: tuple[Tensor, ...], context: Context) -> Ready:
+    """`torch.compile(backend="zentorch", dynamic=False)` without gradients, weights frozen, as AMD advises.
+
+    It runs on top of Inductor, and leaves a pass in its configuration: that is taken out again.
+    """
+    importlib.import_module("zentorch")
+    compiled = inductor.compile_and_run(target, args, _FREEZING, str(context.cache_dir), "zentorch")
+    return Ready(compiled, args, {"options": _FREEZING, "dynamic": False, **_versions("zentorch")})
+
+
+def prepare_ctranslate2(target: Target, args: tuple[Tensor, ...], context: Context) -> Ready:
+    """CTranslate2 in float32, one worker with `context.threads` threads; kept as its converted model.
+
+    Raises: NotImplementedError for a model that is not among its architectures.
+    """
+    loaded = ctranslate2_models.load(target, args, context.cache_dir / "converted", context.threads)
+    settings = {
+        "compute_type": "float32", "inter_threads": 1, "intra_threads": context.threads,
+        "converter": "cached file" if loaded.kept else "TransformersConverter", **_versions("ctranslate2"),
+    }  # fmt: skip
+    return Ready(loaded.call, loaded.args, settings, loaded.outputs, own_threads=True)
+
+
 def prepare_smelt(target: Target, args: tuple[Tensor, ...], context: Context) -> Ready:
     """`smelt.compile` as a user calls it, in mixed rows with `dtype="bf16"`, else with its defaults.
 
@@ -256,10 +307,6 @@ def prepare_smelt(target: Target, args: tuple[Tensor, ...], context: Context) ->
     options = {"cache_dir": str(context.cache_dir), "adaptive": False, **chosen}
     compiled = smelt.compile(target, options=options)
     return Ready(compiled, args, {"options": chosen or "defaults"})
-
-
-_FREEZING: dict[str, Any] = {"freezing": True}
-_MAX_AUTOTUNE: dict[str, Any] = {"freezing": True, "max_autotune": True}
 
 
 def _inductor(name: str, summary: str, options: dict[str, Any]) -> System:
@@ -273,7 +320,7 @@ def _inductor(name: str, summary: str, options: dict[str, Any]) -> System:
 
 
 def _registry() -> tuple[System, ...]:
-    """All systems, eager first."""
+    """All systems, eager first, and zentorch last (see `load_modules`)."""
     every = frozenset(DTYPES)
     ours = (System("smelt", "smelt.compile, defaults", prepare_smelt, dtypes=every),)
     return (
@@ -298,6 +345,22 @@ def _registry() -> tuple[System, ...]:
             packages=("openvino",),
             modules=("openvino", "torch.export"),
             dtypes=every,
+        ),
+        System(
+            "ctranslate2",
+            "CTranslate2 (the architectures that it has)",
+            prepare_ctranslate2,
+            packages=(CTRANSLATE2,),
+            modules=("ctranslate2", "ctranslate2.converters"),
+            dtypes=frozenset({"f32"}),
+        ),
+        System(
+            "zentorch",
+            "torch.compile with AMD's backend, frozen weights",
+            prepare_zentorch,
+            packages=(ZENTORCH,),
+            modules=(*inductor.MODULES, "zentorch"),
+            forget=inductor.forget,
         ),
     )
 

@@ -22,7 +22,15 @@ def install_command(extra: str) -> str:
     return f'pip install "{DISTRIBUTION}[{extra}]"'
 
 
-def not_installed(modules: Iterable[str], extra: str) -> str:
-    """What to say where some of `modules` are not installed, "" where all are."""
-    absent = missing(modules)
-    return f"not installed: {', '.join(absent)} ({install_command(extra)})" if absent else ""
+def not_installed(requirements: Iterable[str], extra: str) -> str:
+    """What to say where some of `requirements` are not installed, "" where all are.
+
+    A requirement is a top-level module of an extra's package, or a package outside all extras with the version that
+    fits, as in `zentorch==2.13.0.2`; any installed version of that will do.
+    """
+    absent = [one for one in requirements if missing([one.partition("==")[0]])]
+    fitting = [one for one in absent if "==" in one]
+    of_extra = [one for one in absent if "==" not in one]
+    said = [f"{', '.join(of_extra)} ({install_command(extra)})"] if of_extra else []
+    said += [f"{', '.join(fitting)} (pip install {' '.join(fitting)})"] if fitting else []
+    return f"not installed: {', '.join(said)}" if said else ""

@@ -17,6 +17,8 @@ import torch
 MODULES = ("torch._dynamo", "torch._inductor.compile_fx")
 """What `torch.compile` imports on first use."""
 
+_PASSES = tuple(f"{stage}_custom_{side}_pass" for stage in ("joint", "post_grad") for side in ("pre", "post"))
+"""Where Inductor's configuration holds passes that others add."""
 
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 """The variables that name the folders, read each time that one is needed."""
@@ -41,21 +43,31 @@ def _config_patch(options: Mapping[str, Any]) -> contextlib.AbstractContextManag
     """Set Inductor's global options for a block.
 
     `freezing` is read by Dynamo from the global configuration before the options of `torch.compile` are applied.
+    Passes that a backend on top of Inductor leaves in the configuration are gone after the block.
     """
     try:
         config = importlib.import_module("torch._inductor.config")
     except ImportError:
         return contextlib.nullcontext()
-    return config.patch(dict(options))
+    passes = {name: getattr(config, name) for name in _PASSES if hasattr(config, name)}
+    return config.patch({**passes, **options})
 
 
 def compile_and_run(
-    target: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any], cache_dir: str
+    target: Callable[..., Any],
+    args: tuple[Any, ...],
+    options: Mapping[str, Any],
+    cache_dir: str,
+    backend: str = "inductor",
 ) -> Callable[..., Any]:
-    """`target` compiled by Inductor with `options` for `args` (static shapes), caches in `cache_dir`."""
+    """`target` compiled by Inductor with `options` for `args` (static shapes), caches in `cache_dir`.
+
+    backend: Inductor itself, or one on top of it that reads `options` from Inductor's configuration.
+    """
     with _cache_dir(cache_dir), _config_patch(options):
         # Options that differ also keep Dynamo from taking one configuration's code for another's.
-        compiled = torch.compile(target, backend="inductor", dynamic=False, fullgraph=False, options=dict(options))
+        own = dict(options) if backend == "inductor" else None
+        compiled = torch.compile(target, backend=backend, dynamic=False, fullgraph=False, options=own)
         compiled(*args)
     return compiled
 
