@@ -22,6 +22,8 @@ from smelt.ir.sizes import equals
 from smelt.ops.record import Trait
 from smelt.ops.sets import where
 
+_NEAR = 48
+"""Nodes behind a value among which those are looked for that use it together."""
 _LARGEST = 64
 """Parts that an epilogue may have; what is longer is a kernel of its own."""
 
@@ -109,33 +111,68 @@ def epilogue_nodes(
     limit: Callable[[Node], bool] = lambda node: True,
     most: int = 12,
     also: Collection[str] = (),
+    *,
+    meeting: bool = False,
 ) -> list[Node]:
     """The chain of nodes behind a product of which each is the only user of the one before, and pointwise on it.
 
     limit: whether a node may be taken (not claimed by others, no write in between). also: operators beside
-    `EPILOGUE_OPS`.
+    `EPILOGUE_OPS`. meeting: in place of an only user there may be several that meet in one, as in x * sigmoid(x).
     """
     found: list[Node] = []
     value = product
-    while len(found) < most:
-        users = list(value.users.items())
-        if len(users) != 1 or not isinstance(users[0][0], Node):
-            break
-        node = users[0][0]
+
+    def is_taken(node: Node) -> bool:
         result = node.results[0] if len(node.results) == 1 else None
         if result is None or node.mode or not (node.op in EPILOGUE_OPS or node.op in also) or not limit(node):
-            break
+            return False
         if not all(isinstance(v.type, TensorType) for v in node.operands()):
-            break
+            return False
         if not isinstance(result.type, TensorType) or not isinstance(product.type, TensorType):
+            return False
+        return same_sizes(result.type.sizes, product.type.sizes) and node.parent is (value.node and value.node.parent)
+
+    while len(found) < most:
+        users = list(value.users)
+        if len(users) == 1:
+            more = [user for user in users if isinstance(user, Node) and is_taken(user)]
+        else:
+            more = _meeting(value, is_taken, most - len(found)) if meeting else []
+        if not more:
             break
-        if not same_sizes(result.type.sizes, product.type.sizes) or node.parent is not (
-            value.node and value.node.parent
-        ):
-            break
-        found.append(node)
-        value = result
+        found += more
+        value = more[-1].result
     return found
+
+
+def _meeting(value: Value, is_taken: Callable[[Node], bool], most: int) -> list[Node]:
+    """What uses a value, up to a node that alone is used behind it; nothing if some use is none of an epilogue."""
+    found: list[Node] = []
+    waiting = set(value.users)
+    node = None if value.node is None else value.node.next
+    for _ in range(_NEAR):
+        if node is None:
+            break
+        if node in waiting:
+            if len(found) == most or not is_taken(node):
+                break
+            found.append(node)
+            waiting.remove(node)
+            if not waiting:
+                return found
+            waiting.update(node.result.users)
+        node = node.next
+    return []
+
+
+def leave_last_out(nodes: list[Node], product: Value) -> None:
+    """Shorten an epilogue: without its last node, and without those whose results others would then need, too."""
+    nodes.pop()
+    while nodes:
+        inner = (product, *(node.result for node in nodes[:-1]))
+        if all(set(value.users) <= set(nodes) for value in inner):
+            return
+        nodes.pop()
 
 
 EPILOGUE_OPS = where(Trait.FOLLOWS_PRODUCT)

@@ -20,7 +20,7 @@ from smelt.codegen.conv.epilogue import BIAS, Epilogue, OperandKind
 from smelt.codegen.conv.kernels import ConvPlan, Strides, is_few, plan_frames, plan_kernel, plan_phase
 from smelt.codegen.conv.repack import repacking
 from smelt.codegen.conv.shape import ConvShape
-from smelt.codegen.fusion.epilogue import epilogue_expr, epilogue_nodes
+from smelt.codegen.fusion.epilogue import epilogue_expr, epilogue_nodes, leave_last_out
 from smelt.codegen.fusion.index import NeedSplit, Unfusible
 from smelt.codegen.fusion.pull import Memory
 from smelt.codegen.fusion.rules.rules import RULES
@@ -144,12 +144,12 @@ def _dense_strides(n: int, c: int, h: int, w: int) -> tuple[int, int, int, int]:
 
 def _with_epilogue(isa: Isa, conv: Convolution, shape: ConvShape, claimed: set[Node]) -> OwnConvolution:
     product = conv.result
-    nodes = epilogue_nodes(product, lambda node: node not in claimed and node.op in RULES)
+    nodes = epilogue_nodes(product, lambda node: node not in claimed and node.op in RULES, meeting=True)
     while nodes:
         found = _fused(isa, conv, shape, nodes)
         if found is not None:
             return found
-        nodes.pop()
+        leave_last_out(nodes, product)
     return _bare(conv, shape)
 
 

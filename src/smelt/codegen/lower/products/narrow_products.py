@@ -20,7 +20,7 @@ from smelt.codegen.contract.narrow.int8_forms import Int8Form, RowForm
 from smelt.codegen.contract.narrow.planning import plan_int4, plan_int8
 from smelt.codegen.contract.planning import BYTES_PER_NS
 from smelt.codegen.contract.tiling import byte_tiling
-from smelt.codegen.fusion.epilogue import epilogue_nodes
+from smelt.codegen.fusion.epilogue import epilogue_nodes, leave_last_out
 from smelt.codegen.lower.context import Context, row_major, tensor_type
 from smelt.codegen.lower.launched_kernels import About, launch
 from smelt.codegen.lower.products.linear import Product, as_matrix, own_isa
@@ -63,9 +63,9 @@ def narrow_product_of(ctx: Context, node: Node, claimed: set[Node]) -> NarrowPro
     n, k = matrix.sizes
     product = Product(node, x, weight, bias if isinstance(bias, Value) else None, False, kind.numel // k, n, k)
     value = node.result
-    nodes = epilogue_nodes(value, lambda other: other not in claimed)
+    nodes = epilogue_nodes(value, lambda other: other not in claimed, meeting=True)
     while nodes and not is_fusible(isa, nodes, value):
-        nodes.pop()
+        leave_last_out(nodes, value)
     group = rest[0] if rest else 0
     assert isinstance(group, int)
     return NarrowProduct(product, tuple(nodes), nodes[-1].result if nodes else value, group)

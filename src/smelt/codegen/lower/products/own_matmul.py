@@ -30,7 +30,7 @@ from smelt.codegen.contract.planning import (
     takes_dots,
 )
 from smelt.codegen.contract.problem import Problem
-from smelt.codegen.fusion.epilogue import epilogue_expr, epilogue_nodes
+from smelt.codegen.fusion.epilogue import epilogue_expr, epilogue_nodes, leave_last_out
 from smelt.codegen.fusion.pull import Memory
 from smelt.codegen.fusion.tidy import mapped
 from smelt.codegen.kernels.nest import ACC, Const, Expr, Index, Load, Op, Ref
@@ -110,9 +110,9 @@ def own_matmul_of(ctx: Context, node: Node, claimed: set[Node]) -> OwnMatmul | N
         found, m, n = replace(found, is_turned=True), 1, m
     if isa is None or _batches(found, *eager) is None or not is_worthwhile(m, n, tensor_type(found.left).sizes[-1]):
         return None
-    nodes = epilogue_nodes(node.result, lambda n: n not in claimed)
+    nodes = epilogue_nodes(node.result, lambda n: n not in claimed, meeting=True)
     while nodes and not is_fusible(isa, nodes, node.result):
-        nodes.pop()
+        leave_last_out(nodes, node.result)
     return replace(found, nodes=tuple(nodes))
 
 

@@ -39,7 +39,7 @@ from smelt.codegen.contract.planning import (
 )
 from smelt.codegen.contract.problem import Problem
 from smelt.codegen.contract.tiling import Tiling, tiling_for
-from smelt.codegen.fusion.epilogue import epilogue_expr, epilogue_nodes, in_eager_layout
+from smelt.codegen.fusion.epilogue import epilogue_expr, epilogue_nodes, in_eager_layout, leave_last_out
 from smelt.codegen.fusion.index import NeedSplit, Unfusible
 from smelt.codegen.fusion.pull import Memory
 from smelt.codegen.fusion.tidy import mapped
@@ -81,9 +81,9 @@ def own_product_of(ctx: Context, product: Product, claimed: set[Node]) -> OwnPro
     if choose(ctx, product) != "own" or isa is None:
         return None
     value = product.node.result
-    nodes = epilogue_nodes(value, lambda node: node not in claimed)
+    nodes = epilogue_nodes(value, lambda node: node not in claimed, meeting=True)
     while nodes and not is_fusible(isa, nodes, value):
-        nodes.pop()
+        leave_last_out(nodes, value)
     return OwnProduct(product, tuple(nodes), nodes[-1].result if nodes else value)
 
 
