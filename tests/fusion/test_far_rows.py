@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 import smelt
@@ -52,6 +53,13 @@ def test_rows_that_stay_in_the_cache_are_left_alone(monkeypatch: Any) -> None:
     assert far_stages(centred(32, 1000))
     # Its elements lie side by side; what it writes along the row is read, too, in the second nest.
     assert not far_stages(Nest(centred(1, 1000).buffers, (1,), (1000,), centred(1, 1000).body))
+
+
+@pytest.mark.parametrize(("rows", "are_apart"), [(1024, True), (1040, False)], ids=["4 KiB", "4160 B"])
+def test_rows_a_power_of_two_apart_stay_in_no_cache(monkeypatch: Any, rows: int, are_apart: bool) -> None:
+    """256 lines 4 KiB apart fall on 32 of 2,048 sets of a cache of 1 MiB in 8 ways, and fill them."""
+    monkeypatch.setattr(far_rows, "data_cache_nbytes", lambda: (32 << 10, 1 << 20))
+    assert bool(far_stages(centred(rows, 256))) is are_apart
 
 
 def test_what_is_written_in_between_is_read_as_it_was(monkeypatch: Any) -> None:

@@ -129,12 +129,16 @@ def _needed(nest: Nest, last: list[Store], names: frozenset[str]) -> list[Let]:
 
 
 def _is_far(nest: Nest) -> bool:
-    """Whether the elements of a row lie in lines of their own, more than stay in the cache until the next pass."""
-    nouter, far = len(nest.outer), set[tuple[int, Index]]()
+    """Whether the elements of a row lie in lines of their own, more than stay in the cache until the next pass.
+
+    Lines that lie a power of two apart share few of its sets: of them stay no more than of memory without gaps would.
+    """
+    nouter, far = len(nest.outer), dict[tuple[int, Index], int]()
     for load in (found for s in nest.body for found in _loads(s)):
         steps = [abs(s) * load.dtype.itemsize for s in load.index.strides[nouter:] if s]
         if steps and min(steps) < _LINE_NBYTES:
             return False
         if steps:
-            far.add((load.buffer, load.index))
-    return prod(nest.inner) * _LINE_NBYTES * len(far) >= data_cache_nbytes()[1] // 4
+            far[load.buffer, load.index] = min(steps) & -min(steps)
+    count, cache = prod(nest.inner), data_cache_nbytes()[1]
+    return count * _LINE_NBYTES * len(far) >= cache // 4 or count * sum(far.values()) >= cache
