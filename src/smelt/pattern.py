@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 
+from smelt.diag.records import record
 from smelt.ir import Node, TensorType
 from smelt.ops.convert import dtype_from_torch
 
@@ -79,7 +79,7 @@ def fits_module(which: str, path: str, module: torch.nn.Module | None) -> bool:
     return any(re.fullmatch(which, ".".join(parts[i:])) is not None for i in range(len(parts)))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Where:
     """A predicate on nodes; `&`, `|` and `~` combine them."""
 

@@ -8,7 +8,6 @@ Adapter for DTensor's constructor, `_local_tensor` and `_spec`, and for the prot
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,9 +17,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from smelt.diag import SmeltError
+from smelt.diag.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Block:
     """A box of a tensor: where it starts in the whole and in the rank's part, and its sizes."""
 

@@ -6,8 +6,8 @@ Invariant: sharing is never missed; where it cannot be told, every possible root
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from smelt.diag.records import record
 from smelt.ir import STATE_OPS, Arg, Graph, Node, Region, Value, values_in
 from smelt.ops.effects import aliases as node_aliases
 from smelt.ops.effects import effects
@@ -15,7 +15,7 @@ from smelt.ops.effects import effects
 _CONTROL = ("if", "for", "while")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Aliases:
     """roots: for each value, the values whose memory it may lie in (itself, where it has memory of its own).
 
@@ -106,7 +106,7 @@ def _control_roots(node: Node, roots: dict[Value, frozenset[Value]]) -> None:
         roots[result] = shared or frozenset((result,))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OutputAlias:
     """What one output shares memory with: inputs and state by name, and other outputs by number."""
 

@@ -6,17 +6,17 @@ five; anything else counts one for each element of its largest tensor. Views cos
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 from smelt.analysis.liveness import nbytes
+from smelt.diag.records import record
 from smelt.ir import Arg, Graph, Node, TensorType, Value
 from smelt.ops.effects import alias_of
 
 _STRUCTURAL = ("param", "buffer", "captured", "const", "unpack", "write", "if", "for", "while")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cost:
     """flops: floating-point operations. nbytes: bytes of all tensor operands and results."""
 

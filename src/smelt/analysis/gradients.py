@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from smelt.analysis.aliases import Aliases, alias_analysis, is_external
+from smelt.diag.records import record
 from smelt.ir import BOOL, FLOAT, INT, STATE_OPS, Arg, Graph, Node, Region, TensorType, Value, values_in
 from smelt.ir.dtypes import DType
 from smelt.ops.effects import declared_writes, effects
@@ -30,7 +31,7 @@ CUTS = where(Trait.NO_GRADIENT) | {
 """Operators whose float results have no history whatever they are given."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GradientFlow:
     """outputs: for each output of the graph, whether it has a history that begins at an operator of the graph; what
     comes in and goes out again has none. leaves_some: whether memory that others see gets one."""

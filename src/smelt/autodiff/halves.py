@@ -7,7 +7,6 @@ Invariant: both graphs compute what the joint graph computes.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from smelt.analysis import alias_analysis, used_by
@@ -16,6 +15,7 @@ from smelt.autodiff.flow import INFINITE
 from smelt.autodiff.joint import Joint
 from smelt.autodiff.versions import Watched
 from smelt.diag import Span
+from smelt.diag.records import record
 from smelt.ir import STATE_OPS, Arg, Graph, Node, TensorType, Value, map_values, values_in
 from smelt.ir.nodes import clone_node
 from smelt.ops.effects import effects
@@ -23,7 +23,7 @@ from smelt.ops.lowering import GraphEmitter
 from smelt.rewrite import Rewriter
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Halves:
     """forward: gives the old outputs, `count` of them, then the values in `saved`. backward: takes inputs of the joint
     graph (`kept`, by number), then `saved`, then what the joint graph takes of gradients; gives what that gives.

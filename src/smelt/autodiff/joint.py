@@ -13,7 +13,6 @@ Invariant: the result is a graph like any other, in operators that have gradient
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from smelt.autodiff.activity import may_depend
@@ -24,11 +23,12 @@ from smelt.autodiff.presence import is_uncertain
 from smelt.autodiff.reverse import Reverse, of_no_tensor
 from smelt.autodiff.spelled import spell_norms
 from smelt.diag import SmeltError
+from smelt.diag.records import record
 from smelt.ir import BOOL, STATE_OPS, Arg, Graph, TensorType, Type, Value
 from smelt.rewrite import Rewriter
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Joint:
     """A graph that computes its outputs and then the gradients.
 

@@ -13,13 +13,13 @@ Invariant: what acts, draws random numbers, loops or may raise is never done twi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from smelt.analysis import Aliases, is_static, nbytes, used_by, used_values
 from smelt.analysis.dependence import Dependence
 from smelt.autodiff.cut import is_view, saving_cost, smallest_cut, within
 from smelt.autodiff.flow import INFINITE
+from smelt.diag.records import record
 from smelt.ir import STATE_OPS, Arg, Node, TensorType, Value, clone_node, map_values, values_in
 from smelt.ops.effects import effects
 from smelt.rewrite import Rewriter
@@ -34,7 +34,7 @@ _FAR: Final = 32
 """Nodes from the one that makes a value to the last one that uses it: below, it is no value that is kept."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Lives:
     """Memory that the body makes: each piece with the numbers of the first and the last node that touch it."""
 

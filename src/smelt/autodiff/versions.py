@@ -9,10 +9,10 @@ The program may do so itself (`overwritten`), or whoever calls it, between forwa
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 
 from smelt.analysis.aliases import alias_analysis
 from smelt.analysis.gradients import is_recorded, requiring_values
+from smelt.diag.records import record
 from smelt.ir import Graph, Node, Region, Value, values_in
 from smelt.ops.dry_calls import SavedValues
 from smelt.ops.effects import declared_writes
@@ -50,7 +50,7 @@ def overwritten(raw: Graph, requires: Callable[[Value], bool]) -> Node | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Watched:
     """What autograd keeps of that which the caller of a program has, too: where the caller writes to it between forward
     and backward, backward raises; a write to anything else changes no gradient.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,9 +11,10 @@ from torch import Tensor
 
 from smelt._torch.seen import dispatch_mode
 from smelt.bench.models import Model, flatten
+from smelt.diag.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Accuracy:
     """`max_abs_err` is against eager, `rms_err` against float64 over all outputs, `rms_ratio` rms_err / eager's own."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -17,11 +16,12 @@ from torch import Tensor
 from smelt._torch.seen import dispatch_mode
 from smelt.bench.models import Target
 from smelt.diag import SmeltError
+from smelt.diag.records import record
 
 Kind = Literal["linear", "batched", "convolution", "attention"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Product:
     """One product of a run.
 

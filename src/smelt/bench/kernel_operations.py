@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -19,6 +18,7 @@ from smelt.codegen.kernels.operations import KERNEL_OPS, KernelOp
 from smelt.codegen.llvm.emit import emit_object
 from smelt.codegen.llvm.isa import Isa, host_isa
 from smelt.codegen.llvm.nests.nest_ir import emit_nest
+from smelt.diag.records import record
 from smelt.ir import DType
 from smelt.runtime.machine.loader import load_object
 
@@ -28,7 +28,7 @@ ROWS, COLUMNS = 8, 512
 _F32 = DType.F32
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Measured:
     """An operation, its cost as measured here and as the record has it (vector additions of f32)."""
 

@@ -24,12 +24,13 @@ from types import FrameType
 from typing import Any
 
 from smelt.bench.systems import Ready
+from smelt.diag.records import record
 
 _MINIMUM_ROUNDS = 3
 _MOST_INNER_CALLS = 20_000
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Plan:
     """How long to measure: `repeats` rounds, each sample at least `sample_ms`, at most `budget_s` per system.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from smelt.bench.decode import Decoder, decode_arguments
 from smelt.bench.programs import AttentionBlock, LstmLoop, Mlp, MlpSplitBias, box_iou, lerp
+from smelt.diag.records import record
 
 Target = Callable[..., Any]
 Built = tuple[Target, tuple[Tensor, ...]]
@@ -23,7 +23,7 @@ Built = tuple[Target, tuple[Tensor, ...]]
 _SEED = 20
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Model:
     """One program of the benchmark; `make` builds the f32 target and its arguments (call `build` instead).
 

@@ -14,7 +14,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from smelt.bench.measure import describe_error
 from smelt.bench.models import Model, flatten
 from smelt.codegen.lower.gpu import gpu_program
 from smelt.codegen.triton.compile import compile_cuda
+from smelt.diag.records import record
 from smelt.inspect.kernels import compiled_units
 from smelt.inspect.roofline import Ceilings, measure_gpu_ceilings
 from smelt.runtime.cuda.machine import Machine, machine
@@ -45,7 +46,7 @@ ARCHITECTURE = 90
 """What a dry run compiles for: H100 and H200."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GpuRow:
     """One system on one model. ms: the median of a call by events; first_s: its first call, compilation included.
 

@@ -9,7 +9,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import torch
@@ -26,6 +26,7 @@ from smelt.bench.rows import Row, machine
 from smelt.bench.startup import startup_pair
 from smelt.bench.systems import DTYPES, PRODUCTS, Context, Ready, System, load_modules, missing
 from smelt.codegen.llvm.fma_peak import FmaPeak, measure_fma_peak
+from smelt.diag.records import record
 
 EAGER = "eager"
 _READY_S = {
@@ -39,7 +40,7 @@ _WARM_UP_CALLS = 3
 _LEAST_LEFT = 0.4  # of a run's limit: what must be left for another model
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Suite:
     """What to run. `cold` are the names of the systems whose start-up is measured; `one_thread` adds that column.
 
@@ -84,7 +85,7 @@ class Suite:
         return steps + len(self.systems) + 1 if self.one_thread else steps
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Watch:
     """Who follows a run: `step(text)` before each step with what it is about to do, `left_out(model)` for each model
     that the run's limit leaves no time for.
@@ -123,7 +124,7 @@ def run(suite: Suite, watch: Watch | None = None) -> Iterator[list[Row]]:
         torch.set_num_threads(threads_before)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Inputs:
     """A model built, with eager's outputs and those of float64."""
 

@@ -12,7 +12,7 @@ import importlib
 import importlib.metadata
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from smelt._torch.library import inductor
 from smelt.bench import ctranslate2_models
 from smelt.bench.models import Target, as_module, flatten
 from smelt.diag.packages import not_installed
+from smelt.diag.records import record
 
 DTYPES: dict[str, torch.dtype] = {"f32": torch.float32, "bf16": torch.bfloat16, "mixed": torch.float32}
 """The dtype of the program by the name of the rows. `mixed`: the f32 program, run by systems that may compute its
@@ -37,7 +38,7 @@ _ALL_BUT_MIXED = frozenset(DTYPES) - {"mixed"}
 """The name under which Smelt offers its compiler; a version without it benchmarks its peers only."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Context:
     """Where and how a system runs: `threads`, the name of the dtype (a key of `DTYPES`), its own cache directory."""
 
@@ -46,7 +47,7 @@ class Context:
     cache_dir: Path
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ready:
     """A model prepared by a system: `call(*args)` runs it once, `outputs(call(*args))` gives its tensors.
 
@@ -65,7 +66,7 @@ class Ready:
     own_threads: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class System:
     """`packages` must be installed (see `missing`); `modules` are imported before any clock starts.
 

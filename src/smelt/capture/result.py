@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import CodeType
 from typing import Any
 
@@ -20,10 +20,11 @@ from smelt.capture.structure.signature import Signature
 from smelt.capture.structure.state import STATE, Place, argument
 from smelt.capture.structure.tree import tensors_at
 from smelt.diag import InternalError, SmeltError, Span
+from smelt.diag.records import distinct_record
 from smelt.ir import Graph
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class State:
     """The tensors behind a graph's `param`, `buffer` and `captured` nodes, by (kind, path)."""
 
@@ -52,7 +53,7 @@ class State:
         return self.entries[kind, path].current()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class Captured:
     """What one run of a program left.
 

@@ -12,7 +12,6 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +21,7 @@ import typer
 from torch import Tensor
 
 from smelt.cli.terminal import place_of, syntax_error
+from smelt.diag.records import record
 
 HELP = "A program: pkg.mod:factory or path/file.py:factory. The factory returns (function or module, args[, kwargs])."
 _LOOKS_LIKE = (
@@ -31,7 +31,7 @@ _LOOKS_LIKE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Target:
     """What a target names: call `function(*args, **kwargs)`."""
 

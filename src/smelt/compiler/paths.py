@@ -16,6 +16,7 @@ from smelt.capture import Captured
 from smelt.capture.recording.spans import Spans
 from smelt.compiler.deciding.trial import Trial
 from smelt.diag import CaptureError, Miss, Span, limits
+from smelt.diag.records import record
 from smelt.ir import Graph, Node, Value
 from smelt.ops.effects import effects
 from smelt.ops.ranks import collectives
@@ -100,7 +101,7 @@ def exchanges(graph: Graph) -> bool:
     return any(collectives.exchanges(node.op) for node in graph.walk())
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Outcome:
     """What Python read at one place of a path."""
 

@@ -63,6 +63,7 @@ from smelt.compiler.training.histories import has_history
 from smelt.diag import CaptureError, InternalError, Miss, Options, SmeltError, SmeltWarning
 from smelt.diag.idle_memory import give_back_freed_memory
 from smelt.diag.logs import tell, wants
+from smelt.diag.records import record
 from smelt.ir import STATE_OPS, DType, Graph, TensorType, Type, Value, values_in
 from smelt.ir.types import contiguous_strides
 from smelt.ops.convert import type_of
@@ -640,7 +641,7 @@ class Unit:
             return self._ready
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Ready:
     """What a call needs, replaced as a whole so that threads never see half of it."""
 

@@ -8,8 +8,9 @@
 Invariant: a record is a dataclass (`fields`, `replace`, `match` and pickling take it), and cannot be changed.
 
 `dataclasses` compiles six functions for each class when its module is imported, most of what it takes to load a
-saved program. Here all records share them, but for the constructor, which is compiled for classes of which there are
-many records; and what `dataclasses` says of a class is made when somebody wants to know.
+saved program, and a third of what it takes to load the compiler. Here all records share them, but for the constructor,
+which is compiled for classes of which there are many records; and what `dataclasses` says of a class is made when
+somebody wants to know.
 """
 
 from __future__ import annotations

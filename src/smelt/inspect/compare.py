@@ -8,16 +8,17 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from smelt.compiler import Unit
+from smelt.diag.records import record
 from smelt.ir import STATE_OPS, Graph
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Comparison:
     """What differs. Pairs are (of the first, of the second).
 

@@ -7,7 +7,6 @@ matched with its instruction by order, which the plan keeps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from smelt.codegen.llvm.isa import host_isa
@@ -15,6 +14,7 @@ from smelt.codegen.llvm.objects import assembly_of
 from smelt.codegen.lower.report import KernelReport
 from smelt.compiler import Unit
 from smelt.diag import SmeltError
+from smelt.diag.records import record
 from smelt.inspect.native_parts import parts_of
 from smelt.inspect.roofline import Ceilings
 from smelt.inspect.shown import Row
@@ -25,7 +25,7 @@ from smelt.runtime.profile import ProfileRow
 Form = Literal["loops", "llvm", "assembly"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Launched:
     """A launch as it was planned, and what it took: None unless the program was compiled with `profile`.
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from smelt.compiler import SizedUnit, Unit
 from smelt.compiler.training.training import TrainingUnit
+from smelt.diag.records import record
 from smelt.inspect.shown import Row
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Part:
     """A unit with its entry's number; sizes: those that it was made for, where its entry has several. half: forward or
     backward, of an entry that is trained.

@@ -6,11 +6,12 @@ Invariant: the reference evaluator runs the graph before and after each pass, on
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
+from smelt.diag.records import record
 from smelt.inspect.compare import first_difference
 from smelt.inspect.places import short_places
 from smelt.ir import Graph, Node, verify
@@ -21,7 +22,7 @@ from smelt.passes.manager import Observation, observe
 _ROUNDING = 1e-4  # of the largest value of a tensor: what another order of operations explains
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Checked:
     """What a pass did to values. largest: the largest difference of an output, relative to its largest value.
 

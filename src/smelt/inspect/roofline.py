@@ -8,13 +8,13 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from smelt.diag.packages import not_installed
+from smelt.diag.records import record
 from smelt.inspect.shown import Row
 from smelt.runtime.cuda.machine import machine
 from smelt.runtime.cuda.timing import Stopwatch
@@ -23,7 +23,7 @@ _COPY_NBYTES = 64 << 20
 _COPY_TRIALS = 8
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ceilings:
     """gflops: peak of f32 multiply-adds; gbps: bytes read plus written by a large copy, in GB/s; of `threads`.
 

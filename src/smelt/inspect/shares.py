@@ -6,7 +6,7 @@ Invariant: the program's arguments are left as they are; its state is written as
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from smelt.compiler import SizedUnit, Unit
 from smelt.compiler.training.training import TrainingUnit
 from smelt.compiler.unit import machine_code
 from smelt.diag import Miss, SmeltError
+from smelt.diag.records import record
 from smelt.inspect.kernels import launched_ns
 from smelt.runtime.executable import Executable
 from smelt.runtime.plan import Plan
@@ -23,7 +24,7 @@ from smelt.runtime.profile import ProfileRow
 _RUNS = 5
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Measured:
     """What the instructions of a unit's plan took."""
 

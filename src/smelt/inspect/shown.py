@@ -8,15 +8,15 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from smelt.diag.records import record
 from smelt.inspect.places import is_installed
 
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Shown:
     """The rows of a section that text shows, and what is said of the others."""
 

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ import torch
 import smelt
 from smelt.compiler.object.compiled import dispatcher_of
 from smelt.diag import SmeltError
+from smelt.diag.records import record
 from smelt.inspect.kernels import compiled_units
 from smelt.inspect.machine import waited_ns
 from smelt.inspect.page.steps import steps_of
@@ -55,7 +56,7 @@ _EAGERS: Mapping[str, Any] = {
 """Options that leave eager's own operators, in its order: of the passes only those that make a graph functional."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Split:
     """Microseconds of a call by what they go to, in all `total_us`. held_us: those in which the GIL is held."""
 
@@ -69,7 +70,7 @@ class Split:
         return self.held_us / self.total_us if self.total_us else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Where:
     """Both splits; where one is None, `missing` says why.
 
@@ -153,7 +154,7 @@ def where_time_goes(
             return _divided(calls, totals, whole, is_busy=True)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Calls:
     """What is measured: the same call of the program and of the compiled one."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 
 from smelt.analysis.cost import cost
 from smelt.compiler import Unit
+from smelt.diag.records import record
 from smelt.inspect.machine import load_average, waited_ns
 from smelt.inspect.native_parts import Part, parts_of
 from smelt.inspect.shown import Row, plural
@@ -27,7 +27,7 @@ BUSY = 0.1  # share of the wall time without a core, from which times are no mea
 _EVEN = 0.03  # a speed-up nearer to one than this is none
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Times:
     """Seconds of calls of one program, in the order measured."""
 
@@ -50,7 +50,7 @@ class Times:
         return f"{duration(self.median)} (quartiles {duration(first)} to {duration(third)})"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Race:
     """Eager and compiled, called in turns. waited: the share of the wall time in which the calling thread, or another
     one of the process that had work, had no core. load: runnable processes of the machine before.

@@ -6,16 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeGuard
 
+from smelt.diag.records import record
 from smelt.ir.size_trace import Division, Late, Symbol
 from smelt.ir.sizes import Size, size_max, size_min
 
 SymOp = Literal["+", "-", "*", "//", "%", "max", "min"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sym:
     """A named symbolic size, known at run time only."""
 
@@ -25,7 +25,7 @@ class Sym:
         return self.name
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SymExpr:
     """An integer expression over symbols, printed fully parenthesised so that its text has one reading."""
 
@@ -39,7 +39,7 @@ class SymExpr:
         return f"({self.left} {self.op} {self.right})"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class UnknownDim:
     """A size about which nothing is known before the run; printed `_`."""
 

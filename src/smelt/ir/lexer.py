@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from smelt.diag import SmeltError
+from smelt.diag.records import record
 
 _TOKEN = re.compile(
     r"""
@@ -24,7 +24,7 @@ _TOKEN = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Token:
     """One token: its kind (the group above), its text, its 1-based line and column."""
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from smelt.diag import Span
+from smelt.diag.records import record
 from smelt.ir.dtypes import DType
 from smelt.ir.types import Type
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 STATE_OPS = ("param", "buffer", "captured")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Device:
     """A device literal, e.g. `device("cpu")`."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Layout:
     """A layout literal, e.g. `layout(strided)`."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MemoryFormat:
     """A memory-format literal, e.g. `memory_format(channels_last)`."""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
+
+from smelt.diag.records import record
 
 Function = Callable[..., Any]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PythonOperator:
     """One operator: `py.<name>` in the graph, `operator.<name>` in Python.
 

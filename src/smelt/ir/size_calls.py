@@ -6,20 +6,21 @@ A structure is taken apart into a template, with holes for the numbers that depe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+from smelt.diag.records import record
 from smelt.ir import size_terms as terms
 from smelt.ir.size_numbers import Size, SizeFloat
 from smelt.ir.size_trace import INFINITY, Bounds, Late, LateCall, SizeLeak, Trace
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Hole:
     """Where a number stands that depends on sizes."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Plain:
     """A constant with its type: 1, 1.0 and True are equal, and not the same."""
 
@@ -27,7 +28,7 @@ class Plain:
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Group:
     """A list or a mapping (of the keys), or a dataclass (the constant it is like, for what is no field)."""
 
@@ -91,7 +92,7 @@ def filled(template: Any, numbers: Iterator[Any]) -> Any:
     return template
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Applied:
     """A late function on the numbers of its holes alone, giving those of its result."""
 

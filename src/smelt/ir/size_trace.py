@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from smelt.diag.records import record
 from smelt.ir import size_terms as terms
 from smelt.ir.size_terms import Poly
 
@@ -45,7 +46,7 @@ class UndecidedError(Exception):
     """A comparison has no answer that holds at all sizes, and none may be assumed."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Range:
     """What a symbol may be: low to high, both within; no bound above where `high` is None."""
 
@@ -57,7 +58,7 @@ class Range:
         return self.low, INFINITY if self.high is None else self.high
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Guard:
     """A comparison that must come out again: `poly` against 0, or one expression of floats against another.
 
@@ -75,7 +76,7 @@ class Guard:
         return self.text
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Symbol:
     """A size, or a float, that comes with the inputs."""
 
@@ -83,7 +84,7 @@ class Symbol:
     is_float: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Division:
     """left // right or left % right."""
 
@@ -92,7 +93,7 @@ class Division:
     right: Poly
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rounded:
     """A float made an integer."""
 
@@ -100,7 +101,7 @@ class Rounded:
     of: FloatExpr
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Late:
     """Number `leaf` of the result of late call `call`."""
 
@@ -111,7 +112,7 @@ class Late:
 Atom: TypeAlias = Symbol | Division | Rounded | Late
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LateCall:
     """A pure function that is called again for each tuple of sizes: `function(*numbers)` with `operands` evaluated.
 

@@ -8,10 +8,10 @@ f32[]                   0-d               list[f32[2]], (int, f32[4]), dict[str,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Literal, TypeAlias
 
+from smelt.diag.records import record
 from smelt.ir.dims import Dim, is_static, symbols
 from smelt.ir.dtypes import DType
 from smelt.ir.sizes import Size
@@ -37,7 +37,7 @@ def _are_same(a: tuple[Dim, ...] | None, b: tuple[Dim, ...] | None) -> bool:
     return a is b or (hash(a) == hash(b) and a == b)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorType:
     """A tensor: element type, sizes (None: unknown rank), strides (None: row-major), device, layout.
 
@@ -132,7 +132,7 @@ class TensorType:
         return text
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ScalarType:
     """A Python scalar, or one of torch's small value kinds (dtype, device, layout, memory format)."""
 
@@ -142,7 +142,7 @@ class ScalarType:
         return self.name
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ListType:
     """A list of unknown length whose elements share one type."""
 
@@ -152,7 +152,7 @@ class ListType:
         return f"list[{self.element}]"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TupleType:
     """A sequence of known length; what an op that returns `Tensor[]` yields in a capture is one, too."""
 
@@ -163,7 +163,7 @@ class TupleType:
         return f"({inner},)" if len(self.elements) == 1 else f"({inner})"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DictType:
     """A dictionary with one key type and one value type."""
 
@@ -174,7 +174,7 @@ class DictType:
         return f"dict[{self.key}, {self.value}]"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OptionalType:
     """A value or None."""
 

@@ -5,9 +5,9 @@ Everything follows from the schema, torch's tags and the catalogue; nothing here
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from smelt.diag.records import record
 from smelt.ir import STATE_OPS, Arg, Node, TensorType, TupleType, Type, Value, may_hold_tensor, values_in
 from smelt.ops.catalogue import CATALOGUE, record_of
 from smelt.ops.lazy_bits import is_copied
@@ -24,7 +24,7 @@ _MADE_BEFORE = (*STATE_OPS, "const")
 _CONTROL = ("if", "for", "while")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Effects:
     """writes: operands whose memory changes. rng: draws random numbers. io: acts on something we do not see.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +18,7 @@ from smelt._torch.seen.fake import fake_tensors, meta_kernels_are_loaded
 from smelt._torch.seen.light_fake import unmarked
 from smelt._torch.state import autocast
 from smelt._torch.storage import same_storage
+from smelt.diag.records import record
 from smelt.ir import (
     BOOL,
     COMPLEX,
@@ -72,7 +72,7 @@ _QUICK_PRODUCTS = 1 << 24
 Fill = Callable[[torch.Tensor], torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Operand:
     """A place that a value's type stands in; equal types at different values stay apart by their number."""
 
@@ -80,7 +80,7 @@ class Operand:
     type: Type
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Outcome:
     """Types of the results, and for each result the numbers of the operands it shares memory with."""
 

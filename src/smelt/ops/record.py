@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum, Flag, auto
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeAlias
 
+from smelt.diag.records import record
 from smelt.ir import Arg, Dim, DType, TensorType, Type, Value
 
 Alias: TypeAlias = Literal["fresh", "view", "maybe"]
 """fresh: results have memory of their own. view: the result is a view of the first operand. maybe: types decide."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sample:
     """One call to try an operator with: tensors and literals of torch, ready to be passed."""
 
@@ -43,7 +44,7 @@ class Emitter(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Product:
     """The arguments of a matrix product by name: its factors, and what it adds. first: the left factor's position."""
 
@@ -171,7 +172,7 @@ and casts. For a list of tensors it is a tuple. An argument that is left out has
 """
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OnnxValue:
     """A value of an ONNX graph: its name and element type; is_sequence: a list of tensors, not one."""
 
@@ -274,7 +275,7 @@ def nothing_written(call: Call) -> tuple[str, ...]:
     return ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OpRecord:
     """All that is known of one overload; what is left out comes from torch's registry.
 

@@ -13,7 +13,8 @@ from smelt.ops.registry import overload, schema_of, tags_of
 @cache
 def where(trait: Trait) -> frozenset[str]:
     """The overloads of the catalogue that have a trait (one of several joined by `|`)."""
-    return frozenset(record.name for record in CATALOGUE if record.traits & trait)
+    wanted = trait.value  # an int: `&` of flags makes objects, for each operator of each set
+    return frozenset(record.name for record in CATALOGUE if record.traits.value & wanted)
 
 
 @cache

@@ -8,10 +8,11 @@ any other is `_`; where ranks differ the rank is unknown. Ranks are kept whereve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import combinations, islice, product
 
 from smelt.diag import InternalError
+from smelt.diag.records import record
 from smelt.ir import (
     ANY,
     BOOL,
@@ -62,7 +63,7 @@ class _CannotTry(Exception):
     """Nothing static stands for an operand."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Trial:
     """One choice of everything unknown.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any, TypeAlias
 
 from smelt.capture.dynamic.spec import SizeFacts
 from smelt.diag import InternalError, SmeltError
+from smelt.diag.records import record
 from smelt.ir.dims import Dim
 from smelt.runtime.guarding.guard_sizes import parsed
 from smelt.runtime.ingot.errors import unsaved
@@ -101,7 +101,7 @@ TUPLE_LIMIT = 4096
 _DEFAULT_LIMIT = 1024
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Box:
     """Sizes from the least to the most of each. sizes: those among them that the program is for."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 
 from smelt.diag import SmeltError
+from smelt.diag.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Mesh:
     """axes: names and sizes, in order."""
 

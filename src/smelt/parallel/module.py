@@ -20,6 +20,7 @@ from smelt.capture import is_capturing
 from smelt.capture.structure.signature import Signature
 from smelt.compiler.programs.tracing import trace
 from smelt.diag import CaptureError, Options, SmeltError, SmeltWarning, Span
+from smelt.diag.records import record
 from smelt.ir import Graph, TensorType, Type, Value
 from smelt.ops.convert import type_of
 from smelt.ops.ranks import collective_ops
@@ -36,7 +37,7 @@ Copy = Callable[[], torch.nn.Module]
 """Makes a copy of the whole model, with tensors of its own."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Whole:
     """The whole model's program for one kind of call."""
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from keyword import iskeyword
 from typing import Any
@@ -25,6 +24,7 @@ import torch
 
 from smelt.capture.structure.signature import Signature
 from smelt.codegen.python import python_source
+from smelt.diag.records import record
 from smelt.ir import STATE_OPS, Arg, Graph, TensorType, Value
 from smelt.ir.nodes import map_values
 from smelt.ops.effects import aliases, effects
@@ -35,7 +35,7 @@ _numbers = count()
 _PLAIN = (bool, int, float, str, type(None))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Kind:
     """One kind of call.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any
@@ -20,13 +19,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from smelt.diag import SmeltError
+from smelt.diag.records import record
 from smelt.ops.ranks.collectives import part_of
 from smelt.ops.ranks.placements import Shard, evenly
 from smelt.parallel.dividing.parted import Parted
 from smelt.parallel.groups import Groups
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Gather:
     """From a rank's part of a tensor to the whole. shards: how it lies, in the order in which it was divided."""
 
@@ -43,7 +43,7 @@ class Gather:
         return local
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Lies:
     """How a divided tensor lies. shape: the whole's. local: that of the rank's part. here: the rank's place by axis."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeVar
 
 from smelt.analysis.aliases import Aliases, alias_analysis
 from smelt.analysis.dependence import Dependence, dependence
+from smelt.diag.records import record
 from smelt.ir import Arg, DType, Graph, Node, TensorType, Value
 from smelt.ops.convert import type_of
 from smelt.ops.effects import effects
@@ -28,7 +29,7 @@ def always(rows: int, columns: Sequence[int], k: int, dtype: DType) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Peak:
     """Most bytes alive at once in a region, before and after reordering.
 
@@ -70,7 +71,7 @@ class Seen:
         self._found.clear()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PassContext:
     """What passes may know besides the graph.
 
@@ -124,7 +125,7 @@ class PassContext:
 Run = Callable[[Graph, PassContext], bool]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Pass:
     """name: what `skip` and the dumps call it. picture: before and after, in one line. run: edits the graph, and tells
     whether it did. rounding: results may differ by rounding of floats; all other passes keep every bit.

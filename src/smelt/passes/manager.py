@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import is_
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ import torch
 
 from smelt.diag import InternalError, SmeltError
 from smelt.diag.logs import tell, wants
+from smelt.diag.records import record
 from smelt.ir import Graph, Node, Type, verify
 from smelt.ops.check import check as check_node
 from smelt.ops.convert import strided_copy
@@ -22,7 +23,7 @@ from smelt.passes.sized import sized
 from smelt.rewrite.rewriter import Event
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PassReport:
     """What one pass did: seconds it took, whether it changed the graph, nodes before and after.
 
@@ -198,7 +199,7 @@ def dump_graph(graph: Graph, directory: str | Path, number: int, name: str) -> N
     (folder / f"{graph.name}.{number:02d}-{name}.txt").write_text(str(graph) + "\n", encoding="utf-8")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Culprit:
     """The first pass after which the answer differs, and how."""
 
@@ -240,7 +241,7 @@ def bisect(
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Observation:
     """Everything that a run leaves behind: outputs, inputs and state as they are afterwards, which outputs share."""
 

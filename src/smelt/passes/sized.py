@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from smelt.diag.records import record
 from smelt.ir import FLOAT, INT, Arg, Dim, Graph, Region, Sym, SymExpr, Value, type_of_arg
 from smelt.ir.dims import dim_of
 from smelt.ir.python_operators import BINARY
@@ -26,7 +27,7 @@ from smelt.rewrite import Rewriter
 _OPERATORS = {**{o.symbol: f"py.{o.name}" for o in BINARY}, "max": "py.max", "min": "py.min"}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SizeCondition:
     """A comparison of sizes that a pass relied on. check: whether it holds for values of the symbols by name."""
 
@@ -39,7 +40,7 @@ class SizeCondition:
         return self.text if self.outcome else f"not ({self.text})"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sizes:
     """The symbols of a graph.
 

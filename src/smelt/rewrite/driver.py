@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from smelt.diag import InternalError
+from smelt.diag.records import record
 from smelt.ir import Arg, Node, Region, Value
 from smelt.rewrite.pattern import Match, Op, match
 from smelt.rewrite.rewriter import Event, Rewriter
@@ -21,7 +21,7 @@ _FUEL_PER_NODE = 32
 _RECENT = 64
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rule:
     """A pattern and what to put in its root's place.
 

@@ -8,13 +8,14 @@ Invariant: matching reads the graph and changes nothing; a name that stands twic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
+from smelt.diag.records import record
 from smelt.ir import Arg, Node, Value
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Anything:
     """Any argument; `when` narrows it."""
 
@@ -22,7 +23,7 @@ class Anything:
     when: Callable[[Arg], bool] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Literal:
     """An argument that holds no value and satisfies a predicate."""
 
@@ -30,7 +31,7 @@ class Literal:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Op:
     """The result of an operator, one of several names, whose arguments match.
 
@@ -46,7 +47,7 @@ class Op:
     once: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Either:
     """The first of several patterns that matches."""
 
@@ -56,7 +57,7 @@ class Either:
 Pattern: TypeAlias = Anything | Literal | Op | Either
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Match:
     """What a pattern's names stand for, and the nodes it covers, the root first."""
 
@@ -118,7 +119,7 @@ def match(pattern: Op, node: Node) -> Match | None:
     return None if found is None else Match(node, found.bound, found.nodes)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Found:
     bound: dict[str, Arg]
     nodes: tuple[Node, ...]

@@ -7,17 +7,17 @@ in step with arguments; an edit that would break this raises InternalError (S090
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from smelt.diag import InternalError, Span
+from smelt.diag.records import record
 from smelt.ir import Arg, Builder, Graph, Node, Region, Type, Value, map_values, values_in
 
 Kind = Literal["insert", "erase", "replace", "arguments", "yields", "move"]
 _GAP = 1 << 200  # as often can a node be put between two others before all are numbered again
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Event:
     """One edit: what happened to which node (None: to a region's yields), and the value put in place of another."""
 

@@ -10,17 +10,18 @@ Invariant: rows, columns and batches of the scores are in the program's order, s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
+
+from smelt.diag.records import record
 
 FILLS = ("masked_fill", "masked_fill_by", "where", "where_by", "where_not", "where_not_by")
 _HIDES = ("masked_fill", "masked_fill_by", "where_not", "where_not_by")
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Layout:
     """How operands of products by `einsum` lie: their labels, batches first, then rows, columns (keys), features."""
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 
+from smelt.diag.records import record
 from smelt.ir import Graph, Node, TensorType, Value, parse
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.evaluate import constant
@@ -79,7 +79,7 @@ _SOFT: Mapping[str, tuple[str, ...]] = MappingProxyType({
 """A softmax as it may be written."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Spelling:
     """How one attention is written, from the first product to the second.
 

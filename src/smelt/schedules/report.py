@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from smelt.diag.records import record
 from smelt.scheduling import Schedule
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ready:
     """A schedule after a ready one was applied to it.
 

@@ -7,13 +7,13 @@ Invariant: what is edited is a copy. Whatever goes wrong, the state that the dra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 
 from smelt.diag import ScheduleError
+from smelt.diag.records import record
 from smelt.scheduling.finding.selector import Selector
 from smelt.scheduling.graphs.editing import GraphStep
 from smelt.scheduling.graphs.scheduled import schedule_forward
@@ -23,7 +23,7 @@ from smelt.scheduling.state import State
 from smelt.scheduling.steps import Step
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Selected:
     """What a primitive is applied to: a module's path, and what is selected inside it, if anything is."""
 

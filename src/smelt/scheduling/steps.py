@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 
 from smelt.diag import Span
 from smelt.diag.frames import is_own
+from smelt.diag.records import record
 from smelt.scheduling.finding.selector import Selector
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Step:
     """One step.
 

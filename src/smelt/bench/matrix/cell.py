@@ -14,7 +14,7 @@ import importlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,6 +32,7 @@ from smelt.bench.startup import cpu_s, peak_resident_mb
 from smelt.bench.systems import Context, Ready
 from smelt.bench.training import Step
 from smelt.bench.training_models import Gradients
+from smelt.diag.records import record
 from smelt.inspect.machine import waited_ns
 
 _SEED = 3
@@ -41,7 +42,7 @@ _MULTIPLES = (2, 3)
 _ALIKE = 1e-2  # of the largest value: results of other sizes that differ by more are wrong
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Times:
     """Calls on so many threads. wall_ms, cpu_ms: medians, of the clock and of all threads of the process.
 
@@ -57,7 +58,7 @@ class Times:
     waited: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sizes:
     """Other sizes. builds: how often it compiled for them, None where it does not tell. note: what went wrong."""
 
@@ -67,7 +68,7 @@ class Sizes:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cell:
     """What one process found; see the module's text. error: the root of the mean square, relative to eager's."""
 

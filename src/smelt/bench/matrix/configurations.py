@@ -7,7 +7,6 @@ import importlib
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,11 +25,12 @@ from smelt.bench.systems import (
     prepare_onnxruntime,
     prepare_openvino,
 )
+from smelt.diag.records import record
 
 EAGER = "eager"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Configuration:
     """One configuration. how: what a user writes. trains: whether gradients can flow through what it makes.
 

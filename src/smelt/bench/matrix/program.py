@@ -6,7 +6,7 @@ Invariant: `flat()` computes what the program computes, from a flat tuple of ten
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from smelt.bench.models import Built, Model, flatten
 from smelt.bench.training_models import Gradients
+from smelt.diag.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Program:
     """What to measure. trains: a call is a step of training, whose loss is the program's result."""
 

@@ -7,16 +7,17 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
 from smelt.bench.matrix.cell import Cell, Sizes, Times
 from smelt.bench.matrix.configurations import EAGER
 from smelt.bench.rows import as_plain
+from smelt.diag.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Row:
     """One configuration of one program; the fields are those of `Cell`, and `warm_s` of a process that starts later.
 
@@ -43,7 +44,7 @@ class Row:
         return next((t for t in self.times if t.threads == threads), None)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Clock:
     """Which of the times count: those of the clock on `threads`, or, on a busy machine, the processor's."""
 
@@ -86,7 +87,7 @@ class Clock:
         return max(1, math.ceil(seconds * 1e3 / saved_ms))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Matrix:
     """All rows of one program, eager's first, and the conditions they were measured under."""
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from smelt.bench.fresh import NoAnswerError, ask
 from smelt.bench.matrix.configurations import Configuration, absent
 from smelt.bench.matrix.rows import Row, cell_of, row_of
+from smelt.diag.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Request:
     """What to measure, by names that the other process understands. module: what it runs as.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -13,6 +12,7 @@ from smelt.capture.convert.errors import CannotConvert, cannot
 from smelt.capture.convert.names import Names
 from smelt.capture.convert.source import find
 from smelt.diag import Span
+from smelt.diag.records import distinct_record
 
 _NOT_FUNCTIONS = {
     inspect.CO_GENERATOR: "it is a generator",
@@ -21,7 +21,7 @@ _NOT_FUNCTIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class Converted:
     """Code that may take the place of the original in any function that has it."""
 

@@ -5,10 +5,10 @@ S // 2 <= S    since 2 * (S // 2) <= S
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 from typing import Any, cast
 
+from smelt.diag.records import record
 from smelt.ir import size_terms as terms
 from smelt.ir.size_terms import Poly
 from smelt.ir.size_trace import Division
@@ -18,7 +18,7 @@ Expr = Any
 _DEPTH = 4
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Computed:
     """The result of one of Python's operators on numbers, which no polynomial says."""
 
@@ -28,7 +28,7 @@ class Computed:
     literals: tuple[object, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Example:
     """A size that data decide, in one of the worlds of a staged run."""
 

@@ -6,17 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from smelt.diag import Span
+from smelt.diag.records import distinct_record, record
 from smelt.ir.size_trace import Range
 
 Spot: TypeAlias = tuple[str, int | None]
 """The place of an argument as a `Signature` spells it, and the dimension (None: the argument is a number)."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Free:
     """A size or number that is a symbol. Equal names are one symbol; without a name it gets one.
 
@@ -34,7 +34,7 @@ class Free:
 Spec: TypeAlias = Mapping[Spot, Free]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Origin:
     """Where a symbol's value is read: a dimension of a graph input, or (dim None) the input itself.
 
@@ -47,7 +47,7 @@ class Origin:
     range: Range | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class SizeGuard:
     """A condition on the symbols that held at capture, and must hold for the graph to be used.
 
@@ -65,7 +65,7 @@ class SizeGuard:
         return self.text if self.outcome else f"not ({self.text})"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class SizeFacts:
     """The symbols of a graph, and the guards on them, in the order in which the program came to them.
 

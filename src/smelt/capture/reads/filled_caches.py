@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from smelt._torch.library.lru import asked, cached_tensors, results_of
+from smelt.diag.records import record
 
 if TYPE_CHECKING:
     from smelt.capture.reads.reads_facts import Site
@@ -27,7 +28,7 @@ _MISSING = object()
 _DEEPEST = 8
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Fill:
     """owner, key: an object's attributes and a name there; or a cache, and None. tensors: what the run put there."""
 

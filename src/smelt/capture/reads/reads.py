@@ -68,13 +68,14 @@ from smelt.capture.staging.objects.outside import refuse_outside
 from smelt.capture.structure.state import Place
 from smelt.diag import InternalError, Span
 from smelt.diag.events import RECORDING, Returns, profiled
+from smelt.diag.records import record
 from smelt.ops.python.python_draws import draw_name, python_states
 
 _PYTHONS = "random"
 _WORD_NBYTES = 4  # of the Mersenne twister
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Effect:
     """Something the run did outside the graph, e.g. `what` = "prints"; `name` is the function it called.
 
@@ -87,7 +88,7 @@ class Effect:
     generator: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Mutation:
     """A place outside the program that held `before` and, after the run, holds `after`."""
 

@@ -30,6 +30,7 @@ from smelt._torch.seen.labels import attribute_label, key_labels
 from smelt.capture.reads.reads_values import has_own_lookup, instance_dict, kind_of, overrides_instance, raw_lookup
 from smelt.capture.structure.state import STATE
 from smelt.capture.structure.tree import is_called_only
+from smelt.diag.records import record
 
 if TYPE_CHECKING:
     from smelt.capture.reads.reads_outer import Outer
@@ -41,7 +42,7 @@ _SPACES = frozenset((".__dict__", "._modules", "._parameters", "._buffers"))  # 
 _MOST = 20_000  # objects, beyond which none is followed
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Contents:
     """What an object holds: items of a list, deque or dict (None: it is none), and attributes and slots, in order."""
 

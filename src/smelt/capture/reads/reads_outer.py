@@ -15,7 +15,7 @@ import re
 from abc import ABCMeta
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +35,7 @@ from smelt.capture.reads.reads_values import (
     raw_lookup,
 )
 from smelt.capture.structure.state import STATE, Place
+from smelt.diag.records import distinct_record, record
 
 if TYPE_CHECKING:
     from smelt.capture.reads.reads_roots import Roots
@@ -47,7 +48,7 @@ _STATE_ITSELF = re.compile(re.escape(f"kwargs[{STATE!r}]") + r"\[\d+\]")
 _KINDS = (list, dict, OrderedDict, defaultdict, Counter, deque)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class Outer:
     """One place: what it held before the run (MISSING: nothing) and after it.
 
@@ -159,7 +160,7 @@ def _is_registered(own: dict[str, Any], name: str) -> bool:
     return any(name in own[registry] for registry in REGISTRIES if isinstance(own.get(registry), dict))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class State:
     """The places that make all of a run's changes. is_settled: they held something of the kind already, so that the
     run did not only fill what it will find filled."""

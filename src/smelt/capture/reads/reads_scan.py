@@ -11,17 +11,18 @@ import inspect
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from types import CodeType
 from typing import Literal, NamedTuple
 
+from smelt.diag.records import record
+
 Root = Literal["global", "cell", "import"]
 _Place = tuple[Root, str, tuple[str, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Chain:
     """`root name . path[0] . path[1] ...`, read at byte `offset` of its code.
 
@@ -35,7 +36,7 @@ class Chain:
     is_handed_on: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Scan:
     """The outside reads (`chains`) and assignments (`stores`) of one code object.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
 from smelt._torch.library.schemas import OpArgs, OpKwargs, Schema, read_schema, tag_names
+from smelt.diag.records import record
 from smelt.ops.catalogue import record_of
 from smelt.ops.raises import may_raise_by_data
 from smelt.ops.ranks.collective_ops import name_of
@@ -43,7 +43,7 @@ _DROPPED = ("profiler.", "prim.")
 Written: TypeAlias = "tuple[str, int | None]"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OpInfo:
     """One overload, seen by the recorder.
 

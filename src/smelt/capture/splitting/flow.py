@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from smelt.diag.records import record
 
 Names = frozenset[str]
 _NONE: Names = frozenset()
@@ -60,7 +62,7 @@ def _stores(node: ast.AST) -> Iterator[str]:
         yield from _stores(child)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Exits:
     """What is live where control goes from inside: at the end of a loop or turn, or to a handler."""
 

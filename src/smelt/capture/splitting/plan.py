@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from smelt.capture.convert.expressions import CONSUMERS
 from smelt.capture.splitting.flow import Flow, Names, called_name, leaves, loads, shows_frame, stores
+from smelt.diag.records import record
 
 MARKER: Final = "\0smelt: partitions"
 """The constant that becomes the object which holds the pieces, once the code is compiled."""
@@ -44,7 +45,7 @@ FELL, RETURNED = range(2)
 """How a piece ended that may end in more than one way: what it gives begins with this."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Piece:
     """A run of statements as a function of `needs`, which gives `gives` at its end, or the result where it returns.
 
@@ -71,7 +72,7 @@ class Marks:
     cuts: set[Place] = field(default_factory=set)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Plan:
     """The statements of a function with its pieces called, and those by number."""
 

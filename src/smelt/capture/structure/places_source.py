@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from smelt._torch.seen.labels import attribute_code
 from smelt.capture.structure.tree import ConstantLeaf, Container, Made, SameObject, TensorLeaf, Tree, parts, rebuild
+from smelt.diag.records import distinct_record
 
 Step = tuple[str, Any]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class Put:
     """What becomes of one object, at `place`.
 

@@ -19,7 +19,7 @@ import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from smelt._torch.seen.labels import key_labels
 from smelt._torch.seen.leaves import gradient
 from smelt.capture.reads.reads_effects import file_kind
 from smelt.capture.reads.reads_values import ASIDE, COMPILED_TARGET, VIEWS, home_of, owner_kind
+from smelt.diag.records import distinct_record, record
 
 # What runs tests, whose asserts name it in the program's own code. It holds every test of the process and all that
 # those name, and nothing of the program's; `pytest` itself, on which people keep globals, is a module like any other.
@@ -43,7 +44,7 @@ _SCALARS = (
 _REGISTRIES = (logging.Manager,)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class Step:
     """One step from the program to what it holds: `value` stands at a place of `owner`, which `before` leads to."""
 
@@ -62,7 +63,7 @@ class Step:
         return True
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StateTensor:
     """A tensor outside the arguments, and where it can be read again.
 
@@ -87,7 +88,7 @@ class StateTensor:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ModulePlace:
     """A module that something else than a module's registry holds, and where; owner None: it is itself the place.
 
@@ -490,7 +491,7 @@ def _runs_tests(module_name: str | None) -> bool:
     return (module_name or "builtins").partition(".")[0] in _RUNNERS
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Roots:
     """What a program could reach before it ran: tensors by id, the paths of its modules by id, functions, the ids of
     the code of those whose results are cached, and the places of modules that are no other module's members.

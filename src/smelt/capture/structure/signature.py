@@ -31,6 +31,7 @@ from smelt.capture.structure.tree import (
     rebuild,
 )
 from smelt.diag import CaptureError
+from smelt.diag.records import record
 
 NAMES = ("args", "kwargs")
 
@@ -192,7 +193,7 @@ def _shared(tree: Tree) -> Iterator[str]:
         yield from _shared(tree.tree)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Arguments:
     """The flattened arguments of the call that is being captured."""
 

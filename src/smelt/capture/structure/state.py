@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
 from smelt._torch.exact import MISSING
 from smelt.capture.reads.reads_values import cell_contents
+from smelt.diag.records import distinct_record
 
 if TYPE_CHECKING:
     from smelt.capture.reads.reads_facts import Site
@@ -30,7 +30,7 @@ STATE = "<state>"
 Kind = Literal["entry", "cell", "slot", "class", "object"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class Place:
     """One place. kind: what `space` is, and how `key` is looked up there.
 

@@ -24,16 +24,17 @@ import torch
 from smelt._torch.exact import same
 from smelt._torch.library.pytree import registered
 from smelt._torch.seen.labels import attribute_label, key_labels
+from smelt.diag.records import distinct_record, record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorLeaf:
     """A tensor: which one of the flat list."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NumberLeaf:
     """In arguments: an int or float that is an input of the graph, which one of the flat list."""
 
@@ -41,7 +42,7 @@ class NumberLeaf:
     cls: type
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class ConstantLeaf:
     """A value without tensors that stays as it is: a number, a string, None, a configuration object.
 
@@ -52,14 +53,14 @@ class ConstantLeaf:
     held: Tree | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class SameObject:
     """In a result: the very container that stands at a place of the arguments."""
 
     path: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class Made:
     """In a result: a container that the program made, maybe with several places; tree: None where it is met again."""
 
@@ -67,7 +68,7 @@ class Made:
     tree: Tree | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class Container:
     """A value with parts.
 

@@ -6,7 +6,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +32,7 @@ from smelt.cli.demos.demo_probe import Reading, Request, System, build, read_in_
 from smelt.cli.demos.demo_report import Outcome, Starts
 from smelt.diag import SmeltError, VerifyError
 from smelt.diag.console import console, progress
+from smelt.diag.records import record
 from smelt.inspect.kernels import compiled_units, listing
 
 QUERIES = (
@@ -44,7 +45,7 @@ _LARGEST_DIFFERENCE = 1e-3
 """Of the coordinates of unit vectors. f32 rounding in six layers gives about 1e-6; this is a wrong program."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Settings:
     """What the demo runs. `fresh`: measure starts and memory in processes of their own."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -12,11 +11,12 @@ import torch
 from torch import Tensor
 
 from smelt.cli.demos.demo_model import Batch, join
+from smelt.diag.records import record
 
 Run = Callable[[Tensor, Tensor], Tensor]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Timed:
     """One system's run over the corpus: seconds per batch in the order measured, and the embeddings f32[n, width]."""
 
@@ -29,7 +29,7 @@ class Timed:
         return median(self.batch_s)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Pair:
     """Eager and compiled on the same batches."""
 
@@ -47,7 +47,7 @@ class Pair:
         return (self.eager.embeddings - self.compiled.embeddings).abs().max().item()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Hit:
     """A sentence found: its index in the corpus and the cosine of the angle to the query."""
 
@@ -55,7 +55,7 @@ class Hit:
     score: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Answer:
     """The nearest sentences to a query by both systems, best first."""
 

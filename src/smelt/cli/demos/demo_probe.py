@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,12 +20,13 @@ import torch
 import smelt
 from smelt.cli.demos.demo_model import BatchShape, load_model, make_batches, read_corpus
 from smelt.diag import SmeltError
+from smelt.diag.records import record
 
 System = Literal["eager", "smelt"]
 _CHILD = "from smelt.cli.demos.demo_probe import child; child()"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Request:
     """What a probe embeds, and with what. `cache_dir` is where machine code is kept ("" for nowhere)."""
 
@@ -38,7 +39,7 @@ class Request:
     cache_dir: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reading:
     """`first_result_s`: from the loaded model to the first batch's embeddings, compiling included.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
@@ -13,11 +12,12 @@ from rich.text import Text
 from smelt.cli.demos.demo_measure import Answer, Hit, Pair
 from smelt.cli.demos.demo_probe import Reading
 from smelt.diag.packages import not_installed
+from smelt.diag.records import record
 
 _EMPTY = "-"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Starts:
     """Readings of fresh processes: eager, compiled with nothing kept, compiled with what that one had kept."""
 
@@ -26,7 +26,7 @@ class Starts:
     warm: Reading | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Outcome:
     """All that was measured on `sentences` sentences in batches of `rows`."""
 

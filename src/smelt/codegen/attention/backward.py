@@ -19,7 +19,6 @@ Source: Dao et al., "FlashAttention", arXiv:2205.14135.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from smelt.codegen.attention.backward_functions import Functions
@@ -28,6 +27,7 @@ from smelt.codegen.attention.variant import ROW_PADDING, Tile, Variant
 from smelt.codegen.attention.vectors import down, least, most, number, up
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
+from smelt.diag.records import record
 
 KEYS = 128
 """Keys of a block, at most: with these, what a band works on stays in the second cache."""
@@ -55,7 +55,7 @@ def scratch_numbers(isa: Isa, *, width: int, value_width: int, rows: int, groups
     return scores + rows_nelements + groups * (rows + tile) * (width + 2) + value_width
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Block:
     """Keys `start` to `start + count` of an item, and where the item's head begins in each buffer."""
 
@@ -64,7 +64,7 @@ class _Block:
     count: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Band:
     """Queries `first` to `last` of a head of the group; keys of the block that any of them sees.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from smelt.codegen.attention import backward, few, tile
 from smelt.codegen.attention.backward import KEYS
@@ -17,6 +16,7 @@ from smelt.codegen.attention.variant import BLOCK, LOGARITHM_WORDS, WORDS, Tile,
 from smelt.codegen.attention.vectors import lanes_of
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
+from smelt.diag.records import record
 from smelt.ir import DType
 from smelt.ir.sizes import equals, is_one, is_symbolic, is_whole, late, late_float, size_max, size_min
 
@@ -34,7 +34,7 @@ _RATE = 40.0
 _BANDWIDTH = 30.0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Operand:
     """A tensor of four dimensions (batch, heads, rows, columns); strides in elements, 0 where it is broadcast."""
 
@@ -43,7 +43,7 @@ class Operand:
     strides: tuple[int, int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Attention:
     """softmax(scale * q @ k^T + mask) @ v over the last two dimensions.
 
@@ -67,7 +67,7 @@ class Attention:
     logarithms: Operand | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Backward:
     """The gradients of softmax(scale * q @ k^T + mask) @ v for those of its result, `grad`.
 
@@ -88,7 +88,7 @@ class Backward:
     is_causal: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Work:
     """A launch: the kernel, its words, and how it divides. Buffers are `variant.operands`, in order."""
 

@@ -17,7 +17,7 @@ Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", arX
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from smelt.codegen.attention.parts import Parts
@@ -25,6 +25,7 @@ from smelt.codegen.attention.variant import BLOCK, ROW_PADDING, Tile, Variant
 from smelt.codegen.attention.vectors import Lanes, down, least, most, number, up
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
+from smelt.diag.records import record
 
 # Keys and columns that are transposed at once.
 _SQUARE = 8
@@ -51,7 +52,7 @@ def _rounded(count: int, to: int) -> int:
     return -(-count // to) * to
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Item:
     """Names of what one work item is about: bases of its head, its rows, and keys that any of them sees."""
 
@@ -61,7 +62,7 @@ class _Item:
     sees: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Block:
     """Keys `start` to `start + count` of an item."""
 

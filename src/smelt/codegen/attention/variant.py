@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from smelt.codegen.llvm.isa import Isa
+from smelt.diag.records import record
 from smelt.ir import DType
 
 BLOCK = 256
@@ -57,7 +56,7 @@ NUMBERS = ("bound", "reach", "scale_before", "scale_after", "scale", "empty")
 """Words that are bits of an f64."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Variant:
     """One kernel text: dtypes of queries, keys, values and result, of the mask, and which path.
 
@@ -96,7 +95,7 @@ class Variant:
         return DType.F64 if self.dtype is DType.F64 else DType.F32
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tile:
     """Queries x vectors of keys or columns held in registers."""
 

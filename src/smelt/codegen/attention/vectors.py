@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.text import FunctionText
+from smelt.diag.records import record
 from smelt.ir import DType
 
 # 2**f = 1 + f * q(f) for f in [-0.5, 0.5]: interpolation at Chebyshev points; error 9e-9 and 2e-17.
@@ -66,7 +66,7 @@ def lanes_of(isa: Isa, compute: DType) -> int:
     return isa.f32_lanes * 4 // compute.itemsize
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Lanes:
     """Vector operations of one function on `count` lanes of `kind` ("float" or "double").
 

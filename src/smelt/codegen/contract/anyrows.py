@@ -9,7 +9,6 @@ Invariant: each m gives the bits of the kernel whose text it is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from smelt.codegen.contract.dots import Dots, DotsDriver
@@ -22,11 +21,12 @@ from smelt.codegen.contract.tiling import Tiling
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
+from smelt.diag.records import record
 
 _CALL = "(ptr %args, i64 %begin, i64 %end, ptr %scratch)"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AnyRows:
     """A kernel. Its buffers: left (elements of a row side by side), right with columns of unit stride, right packed if
     `many`, those of the epilogue, out; its words: `Problem`, as `dots` or `gemm` wants them for the m at hand, then the

@@ -16,7 +16,6 @@ weight's own bits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 
 from smelt.codegen.contract.coding import (
@@ -40,6 +39,7 @@ from smelt.codegen.contract.tiling import Tiling
 from smelt.codegen.contract.vectors import prefetch, splat
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
+from smelt.diag.records import record
 
 HEIGHTS = (1, 2, 4)
 """Row counts with a kernel of their own; a kernel serves fewer rows, too."""
@@ -53,7 +53,7 @@ _WORDS = f"<{LANES} x i32>"
 _REGISTERS = COLUMNS // LANES
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Coded:
     """A kernel for up to `height` rows. Its buffers and words are those of `gemm.Gemm`, with the coded weight for the
     right matrix; `right_panel` is the distance of panels in units of four bytes, `right_step` where in a panel its rows

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from smelt.codegen.contract.integers import minimum
@@ -32,6 +32,7 @@ from smelt.codegen.contract.vectors import splat
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
+from smelt.diag.records import record
 from smelt.ir import DType
 
 COLUMNS, LANES = 64, 16
@@ -59,7 +60,7 @@ def coding_tiling(isa: Isa) -> Tiling | None:
     return replace(tiling, vectors=COLUMNS // LANES) if tiling is not None and isa.name == "avx512" else None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Coding:
     """The coding of a matrix [k, n]. The kernel's buffers: matrix, coded."""
 

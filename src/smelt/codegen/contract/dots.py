@@ -17,7 +17,6 @@ Invariant: as for `gemm`; a chain of a lane has k / lanes terms, which rounds le
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from smelt.codegen.contract.driver import Driver, Part
@@ -30,6 +29,7 @@ from smelt.codegen.contract.vectors import AHEAD_NBYTES, lane_mask, load_some, m
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.llvm.text import Carried, FunctionText
+from smelt.diag.records import record
 
 HEIGHTS = (1, 2, 4, 8)
 """Row counts with a kernel of their own; a kernel serves fewer rows, too."""
@@ -41,7 +41,7 @@ _AHEAD_NBYTES = {1: AHEAD_NBYTES, 2: AHEAD_NBYTES, 4: 2 * AHEAD_NBYTES, 8: 4 * A
 _LINE_NBYTES = 64
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Dots:
     """A kernel for up to `height` rows. Its buffers and words are those of `gemm.Gemm`, with "columns" for the right
     matrix; `block_rows` is the number of columns of an item, at most `tiling.panel`; `reading`: whether the

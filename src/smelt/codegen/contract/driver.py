@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from smelt.codegen.contract.epilogue import Block, Epilogue, emit_epilogue
 from smelt.codegen.contract.integers import ceil_div, div_rem
 from smelt.codegen.contract.problem import WORDS
 from smelt.codegen.contract.tiling import Tiling
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
+from smelt.diag.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Part:
     """A function that a kernel calls with its own arguments: its name, and which of the right matrices it reads."""
 

@@ -9,7 +9,7 @@ whether it runs along the columns is in the text, so that equal computations are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from smelt.codegen.contract.tiling import Tiling
 from smelt.codegen.contract.vectors import MEMORY, lane_mask, read, read_one, write
@@ -18,13 +18,14 @@ from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes.lanes import ExprEmitter, is_supported
 from smelt.codegen.llvm.text import FunctionText
 from smelt.diag import InternalError
+from smelt.diag.records import record
 from smelt.ir import DType
 from smelt.ir.sizes import equals, is_one, is_symbolic
 
 _WORDS_PER_LOAD = 4
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Epilogue:
     """A canonical expression: the offset of a load's index is its number, its one stride is 1 along columns or 0.
 
@@ -37,7 +38,7 @@ class Epilogue:
     nloads: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Bound:
     """An epilogue with the words of its loads: for each the offset and the strides of both batch loops and the rows."""
 
@@ -91,7 +92,7 @@ def _is_line(step: int) -> bool:
     return is_one(step) or equals(step, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Block:
     """The part of a result that is stored at once: names of i64 values, but for the addresses `sums` and `out`.
 

@@ -18,7 +18,7 @@ over, which are most of its code, are there only where there may be such.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
@@ -33,6 +33,7 @@ from smelt.codegen.contract.vectors import prefetch
 from smelt.codegen.llvm.isa import Isa, has_wide_multipliers
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.llvm.text import FunctionText
+from smelt.diag.records import record
 
 Right = Literal["packed", "rows", "columns"]
 """How the right matrix lies: in panels [panel][k][columns], with rows of unit stride, with columns of unit stride."""
@@ -41,7 +42,7 @@ MAX_ROWS = 128
 """Rows of one item at most: with the sums and the block of the right matrix they stay in the second-level cache."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Gemm:
     """A kernel. Its buffers: left, right, those of the epilogue, out; its words: `Problem`, then the epilogue's.
 

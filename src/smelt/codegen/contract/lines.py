@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from smelt.codegen.contract.driver import Driver
@@ -30,6 +30,7 @@ from smelt.codegen.contract.tiling import BLOCK, Tiling
 from smelt.codegen.contract.vectors import AHEAD_NBYTES, lane_mask, load_some, prefetch, splat
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
+from smelt.diag.records import record
 
 MAX_COLUMNS = 4096
 """Columns of an item at most: what is added to in the inner loop takes half of the first-level cache."""
@@ -40,7 +41,7 @@ HEIGHTS = (1, 2)
 _LINES = 8
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Lines:
     """A kernel for `height` rows. Its buffers and words are those of `gemm.Gemm`, with "rows" for the right matrix;
     `block_rows` is the number of columns of an item, at most `MAX_COLUMNS`, `block_terms` that of the terms of a part,

@@ -8,7 +8,6 @@ panel has at least K rows, so that whole squares may be written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from smelt.codegen.contract.integers import minimum
@@ -17,9 +16,10 @@ from smelt.codegen.contract.panels import pack_call, pack_columns, pack_rows
 from smelt.codegen.contract.tiling import LINE_NBYTES, Tiling
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
+from smelt.diag.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Packing:
     """The packing of a matrix [k, n] for a tiling. The kernel's buffers: matrix, packed."""
 
@@ -79,7 +79,7 @@ def packing_source(tiling: Tiling, along_columns: bool) -> KernelSource:
     return KernelSource.of(module_text(fn, [(pack_columns if along_columns else pack_rows)(tiling)]))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TilePacking:
     """The packing of a left matrix [m, k] whose columns have unit stride, as tiles read it: [tile][k][row of a tile].
     The kernel's buffers: matrix, packed.

@@ -9,7 +9,7 @@ Parts are cut by sizes alone, so the answer does not depend on which thread comp
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from smelt.codegen.contract.driver import Driver
@@ -20,12 +20,13 @@ from smelt.codegen.contract.tiling import Tiling
 from smelt.codegen.contract.vectors import lane_mask, load_some
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
+from smelt.diag.records import record
 
 COLUMNS = 512
 """Columns of an item."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Joined:
     """A kernel over f[parts, height, n], then the epilogue's buffers and the result; words are those of the parts'
     product, whose `block_rows` is at most `COLUMNS` here.

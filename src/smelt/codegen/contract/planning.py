@@ -7,7 +7,7 @@ items and costs are late.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 from smelt.codegen.contract.anyrows import AnyRows, any_rows_source
 from smelt.codegen.contract.coded import HEIGHTS as CODED_HEIGHTS
@@ -26,6 +26,7 @@ from smelt.codegen.contract.tile import TURN, chains_of
 from smelt.codegen.contract.tiling import BLOCK, LINE_NBYTES, Tiling, paired_rest, tiling_for
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
+from smelt.diag.records import record
 from smelt.ir import DType
 from smelt.ir.sizes import blind, equals, is_one, is_symbolic, late, size_max, size_min
 from smelt.runtime.machine.cpu import data_cache_nbytes, last_cache_nbytes, memory_nbytes
@@ -55,7 +56,7 @@ _PART_NBYTES, _LEAST_PART_TERMS, _LEAST_PARTS_NBYTES = 5 << 19, 48, 2 << 20
 _LEAST_CODED_NBYTES, _LEAST_CODED_PANELS, _CODED_FAR, _CODED_SHARE = 1 << 20, 4, 2, 8
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ProductPlan:
     """A launch of a product: buffers are left, right, the epilogue's, out."""
 
@@ -67,7 +68,7 @@ class ProductPlan:
     kind: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Both:
     """How a product of few rows or many is computed: heights of dot products; elements between panels of the packed
     matrix, and between their steps.
@@ -169,7 +170,7 @@ def _tiling(isa: Isa, dtype: DType) -> Tiling:
     return tiling
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Chosen:
     """Fields of a problem that depend on the way a product is computed."""
 
@@ -268,7 +269,7 @@ def _line_columns(tiling: Tiling, n: int) -> int:
 # --- lines in parts
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PartsPlan:
     """Two launches: parts of a product, stored as f[count, rows, columns], and what adds them and has the epilogue."""
 

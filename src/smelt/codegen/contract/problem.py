@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 from smelt.codegen.contract.tiling import BLOCK
+from smelt.diag.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Problem:
     """Sizes and strides (in elements) of one product, in the order of the kernel's words.
 

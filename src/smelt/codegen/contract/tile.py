@@ -13,11 +13,10 @@ rows than its own and reads nothing outside the matrix.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from smelt.codegen.contract.tiling import LINE_NBYTES, Tiling
 from smelt.codegen.contract.vectors import prefetch, splat
 from smelt.codegen.llvm.text import FunctionText
+from smelt.diag.records import record
 
 _PARAMETERS = (
     "ptr %a, i64 %a.row, i64 %a.k, ptr %b, i64 %b.k, i64 %b.panel, i64 %k, ptr %sums, i64 %rows, ptr %next, "
@@ -27,7 +26,7 @@ TURN = 4
 """Groups of K that a tile takes at once."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Walk:
     """How a kernel's tiles go along K: what is known of both strides, and whether they ask for lines in advance.
 

@@ -7,10 +7,11 @@ set, so that its error is that of the best libraries: one chain over K = 3072 ha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from smelt.codegen.llvm.isa import Isa
+from smelt.diag.records import record
 from smelt.ir import DType
 
 LINE_NBYTES = 64
@@ -26,7 +27,7 @@ with bytes by dot products of pairs, unsigned bytes with signed ones by dot prod
 _KINDS: dict[DType, Kind] = {DType.F32: "f32", DType.F64: "f64", DType.BF16: "bf16"}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tiling:
     """A tile of `rows` x `vectors` registers of `lanes` sums; a panel has `vectors * lanes` columns.
 

@@ -13,7 +13,6 @@ of two pixels is in it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from smelt.codegen.conv.epilogue import Epilogue
@@ -22,6 +21,7 @@ from smelt.codegen.conv.micro import Micro, Tile
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes.lanes import ExprEmitter
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
+from smelt.diag.records import record
 
 WORDS = (
     "panels", "panel_blocks", "panel_step", "row_blocks", "row_step", "oh", "ow", "h", "top", "stride_h", "x_n",
@@ -31,7 +31,7 @@ WORDS = (
 _OVER_FRAMES = ("results", "frames", "step_t", "before", "gap", "taps", "x_t")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BorderedVariant:
     """What the text depends on. step: elements of scratch between two neighbouring pixels of the result.
 
@@ -54,7 +54,7 @@ class BorderedVariant:
         return (*WORDS, *(_OVER_FRAMES if self.is_over else ()))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Seen:
     """The taps in time that lie inside, and where the frame of tap 0 lies; the first product and those behind it."""
 

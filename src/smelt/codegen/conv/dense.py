@@ -14,7 +14,6 @@ Invariant: sums are made of blocks of at most `BLOCK` products, each started at 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from smelt.codegen.conv.epilogue import Epilogue
@@ -23,6 +22,7 @@ from smelt.codegen.conv.micro import Ahead, Micro, Tile
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes.lanes import ExprEmitter
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
+from smelt.diag.records import record
 
 BLOCK = 128
 
@@ -43,7 +43,7 @@ def scratch_nbytes(variant: DenseVariant, pixels: int) -> tuple[int, int]:
     return places + (0 if variant.flat else pixels * variant.place_words * 8), places
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DenseVariant:
     """What a dense kernel's text depends on.
 
@@ -69,7 +69,7 @@ class DenseVariant:
         return 4 if self.spaced else 3
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Panel:
     """A panel of channels of one item: addresses of x and weights, first channel, lanes to store, range of pixels."""
 
@@ -82,7 +82,7 @@ class _Panel:
     tiles: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Block:
     """A block of a sum: a range of k where pixels lie at one stride, else of segments."""
 

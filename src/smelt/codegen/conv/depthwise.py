@@ -10,7 +10,6 @@ past the row begins earlier and computes some pixels again, to the same bits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from smelt.codegen.conv.epilogue import Epilogue
@@ -19,6 +18,7 @@ from smelt.codegen.conv.micro import Micro, Tile
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes.lanes import ExprEmitter
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
+from smelt.diag.records import record
 
 WORDS = (
     "channels", "oh", "ow", "h", "w", "kh", "stride_h", "dilation_h", "top", "left", "x_n", "x_h", "x_w", "out_pixel",
@@ -26,7 +26,7 @@ WORDS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DepthwiseVariant:
     """What the text depends on. The tile has one vector; masked: channels are no multiple of its lanes. live: as of
     `DenseVariant`.

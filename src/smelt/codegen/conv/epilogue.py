@@ -7,10 +7,10 @@ epilogue's own operands; how an operand is addressed follows from its kind alone
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 from smelt.codegen.kernels.nest import ACC, Expr, Index, Load, Op, Ref
+from smelt.diag.records import record
 from smelt.ir import DType
 
 OperandKind = Literal["channel", "element", "scalar"]
@@ -19,7 +19,7 @@ OperandKind = Literal["channel", "element", "scalar"]
 SUM = Ref(ACC, DType.F32)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Epilogue:
     """The value to store, and the kinds of the operands it loads."""
 

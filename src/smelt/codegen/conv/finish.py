@@ -10,9 +10,10 @@ from smelt.codegen.conv.micro import Micro
 from smelt.codegen.kernels.nest import ACC, FAILED, Const, Expr, Load, Op, Ref
 from smelt.codegen.llvm.lanes.lanes import ExprEmitter
 from smelt.diag import InternalError
+from smelt.diag.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Target:
     """Where a tile goes: the result's address, the epilogue's operands', the first channel, and each pixel's offset.
 

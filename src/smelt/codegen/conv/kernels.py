@@ -10,7 +10,7 @@ window      everything else                                 dense.py
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -39,6 +39,7 @@ from smelt.codegen.conv.tiles import (
     within_row,
 )  # fmt: skip
 from smelt.codegen.llvm.isa import Isa, has_wide_multipliers
+from smelt.diag.records import record
 from smelt.ir.sizes import equals, is_one, is_symbolic, is_whole, size_min
 from smelt.passes.layers.frames import COPIED_CHANNELS
 from smelt.runtime.filters import Filters, Form
@@ -53,7 +54,7 @@ _MAX_WINDOW_COLUMNS = 24
 _WINOGRAD_COLUMNS = 128
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ConvPlan:
     """A choice of kernel that has not looked at the weight yet. `finite`: its weight must have no inf or nan.
 
@@ -84,7 +85,7 @@ class ConvPlan:
         return self.emit()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Phase:
     """A part of a result whose pixels lie apart, and the taps that reach it.
 
@@ -244,7 +245,7 @@ def _dense(
 # --- 3x3, and 3 in a row
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Along:
     """The axis of time: what the convolution is along it, and the distance of two frames in x."""
 

@@ -9,14 +9,14 @@ or thread computes it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.text import FunctionText
+from smelt.diag.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tile:
     """`pixels` x `vectors` registers of `lanes` f32 channels each."""
 
@@ -35,7 +35,7 @@ class Tile:
         return f"<{self.lanes} x float>"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ahead:
     """Memory to prefetch while sums are made: where to begin, and how many bytes further for each k."""
 

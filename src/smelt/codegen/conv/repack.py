@@ -10,7 +10,6 @@ that channel once more: nobody stores what they give.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from smelt.codegen.contract.panels import transposed
@@ -18,6 +17,7 @@ from smelt.codegen.conv.micro import Micro, Tile
 from smelt.codegen.conv.shape import ConvShape
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
+from smelt.diag.records import record
 from smelt.runtime.filters import POINTS, Form
 
 _WORDS = (
@@ -28,7 +28,7 @@ _ROW_WORDS = ("group_panels", "group_columns", "group_step", "rows", "panel_size
 _POINT_WORDS = ("channels", "lane_step", "channel_step", "panel_size")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Packed:
     """How a kernel wants its weight: the form, and the lanes and vectors of its panels. turned: the weight is of the
     convolution whose image's gradient this is: f32[cin, cout / groups, kh, kw], with the last tap first.
@@ -45,7 +45,7 @@ class Packed:
         return self.lanes * self.vectors
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Repacking:
     """A launch that packs: the kernel's text, its words and items, and how many elements it writes.
 

@@ -5,12 +5,11 @@ f32[n, cin, h, w] with weight f32[cout, cin / groups, kh, kw] -> f32[n, cout, oh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from smelt.diag.records import record
 from smelt.ir.sizes import is_symbolic
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Window:
     """How the kernel slides: strides, dilations, and zeros above, left of, below and right of the input."""
 
@@ -20,7 +19,7 @@ class Window:
     after: tuple[int, int] = (0, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ConvShape:
     """Sizes of a convolution."""
 
@@ -86,7 +85,7 @@ class ConvShape:
         return any(at.before) or ends[0] >= self.h or ends[1] >= self.w
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Over:
     """A convolution over frames: that of one frame by the taps of one moment, and what it is along time.
 

@@ -6,13 +6,12 @@ sizes that are known at run time only the tile is the one for the sizes at hand,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from smelt.codegen.conv.micro import Tile
 from smelt.codegen.conv.shape import ConvShape, Over
 from smelt.codegen.llvm.isa import Isa, has_wide_multipliers
+from smelt.diag.records import record
 from smelt.ir.sizes import chosen, late
 from smelt.runtime.machine.cpu import data_cache_nbytes
 
@@ -81,7 +80,7 @@ def tile_pixels(pixels: int, most: int) -> int:
     return min(wasted, key=lambda p: (wasted[p] * (1.0 if p == most else 1.02), -p))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Blocks:
     """Work items of panels x pixels: how many of each an item has, how many items there are.
 

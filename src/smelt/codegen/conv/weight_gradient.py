@@ -12,7 +12,7 @@ is made of blocks of some pixels, each started at zero.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -23,6 +23,7 @@ from smelt.codegen.conv.shape import ConvShape, Window
 from smelt.codegen.conv.tiles import dense_tile, nanoseconds
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
+from smelt.diag.records import record
 
 WORDS = (
     "out_tiles", "in_panels", "group_out", "group_in", "images", "oh", "ow", "g_pixel", "x_n", "x_h", "x_w", "stride_h",
@@ -34,7 +35,7 @@ _TAP = 5
 """Words of a tap: first row and column of the result for which it is inside, those after the last, its offset in x."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GradientVariant:
     """What the text depends on: pixels of the tile are output channels.
 
@@ -49,7 +50,7 @@ class GradientVariant:
     squares: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GradientPlan:
     """A kernel with its words. Buffers: x (channels-last), the result's gradient (dense channels-last), out, table."""
 
@@ -111,7 +112,7 @@ def _inside(shift: int, stride: int, size: int, count: int) -> tuple[int, int]:
     return first, max(first, min(count, (size - 1 - shift) // stride + 1))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Item:
     """Addresses of the item's channels in x, the gradient and the result; lanes that exist; output channels left."""
 

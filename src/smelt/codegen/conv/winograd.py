@@ -18,7 +18,6 @@ Source: arXiv:1509.09308, section 4.1.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
 from smelt.codegen.conv.epilogue import Epilogue
@@ -27,6 +26,7 @@ from smelt.codegen.conv.micro import Ahead, Micro, Tile
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes.lanes import ExprEmitter
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
+from smelt.diag.records import record
 from smelt.runtime.filters import POINTS, ROW_POINTS
 
 BLOCK = 32
@@ -40,7 +40,7 @@ _OVER_FRAMES = ("frames", "results", "before", "x_t", "kh", "kw", "stride_h", "s
 _DEEP = ("frames", "results", "step_t", "before", "gap", "taps", "x_t")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WinogradVariant:
     """What the text depends on: cin is a multiple of `BLOCK`, cout one of the tile's channels.
 

@@ -7,7 +7,7 @@ canonical (`build`).
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from types import MappingProxyType
 
@@ -18,13 +18,14 @@ from smelt.codegen.fusion.rules.promote import memory_type
 from smelt.codegen.fusion.tidy import mapped_statement, tidy
 from smelt.codegen.kernels.nest import Expr, Index, Nest, Position, Statement
 from smelt.codegen.lower.memory.geometry import Geometry
+from smelt.diag.records import record
 from smelt.ir import TensorType, Value
 from smelt.ir.sizes import blind
 
 _ATTEMPTS = 12
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Built:
     """A nest, and the memory of each of its buffers by the key that `Where` gave it."""
 

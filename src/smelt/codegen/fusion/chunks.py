@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 
 from smelt.codegen.fusion.joins import pieces
@@ -36,6 +35,7 @@ from smelt.codegen.kernels.nest import (
     walk,
 )
 from smelt.codegen.kernels.sizes import at_most
+from smelt.diag.records import record
 from smelt.ir import DType
 from smelt.ir.sizes import ceil_div, equals, is_symbolic, late
 
@@ -45,7 +45,7 @@ _FEW = 4
 """Outer points below which threads would stand idle."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stage:
     """One of the nests that a nest is run as.
 

@@ -7,7 +7,6 @@ a join is read where it is chosen only; where the join runs as pieces (`joins`) 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 from smelt.codegen.fusion.joins import is_worth_cutting, ranges
@@ -28,13 +27,14 @@ from smelt.codegen.kernels.nest import (
     walk,
 )
 from smelt.codegen.kernels.operations import OPS
+from smelt.diag.records import record
 from smelt.ir.sizes import chosen
 
 LAUNCH_NBYTES = 16_384
 """Bytes that could be moved in the time that starting a kernel and meeting at its end takes (about a microsecond)."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NestCost:
     """Bytes read and written at least once, and weighted operations."""
 

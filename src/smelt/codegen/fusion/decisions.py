@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from smelt.diag.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Decision:
     """One question that fusion settled.
 

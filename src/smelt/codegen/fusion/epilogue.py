@@ -8,7 +8,6 @@ Invariant: the same roundings as the nodes one by one: the product's element is 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass
 
 from smelt.codegen.fusion.index import Unfusible
 from smelt.codegen.fusion.pull import Memory, Pull, Where
@@ -17,6 +16,7 @@ from smelt.codegen.fusion.tidy import mapped, mapped_index
 from smelt.codegen.kernels.nest import ACC, Buffer, Expr, Index, Let, Load, Op, Ref, walk
 from smelt.codegen.kernels.sizes import same_sizes
 from smelt.codegen.lower.memory.geometry import Geometry
+from smelt.diag.records import record
 from smelt.ir import DType, Node, TensorType, Value
 from smelt.ir.sizes import equals
 from smelt.ops.record import Trait
@@ -28,7 +28,7 @@ _LARGEST = 64
 """Parts that an epilogue may have; what is longer is a kernel of its own."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EpilogueExpr:
     """The element that is stored, over `Ref(ACC, F32)` (F64 for products of that dtype) and loads with two loops, row
     and column. `buffers` are what the loads number, `keys` what `where` called them.

@@ -12,10 +12,11 @@ Invariant: all that a rule of a nest sees of a node and of its operands is part 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from smelt.codegen.fusion.rules.promote import NUMBER_TYPES
+from smelt.diag.records import record
 from smelt.ir import Node, TensorType, Value
 from smelt.ops.meta import call_key
 from smelt.ops.python.python_numbers import FITS
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from smelt.codegen.fusion.groups import Facts
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Form:
     """The key of a group, and the number of each of its values.
 

@@ -23,6 +23,7 @@ from smelt.codegen.fusion.rules.views import VIEW_LISTS
 from smelt.codegen.fusion.tidy import without_idle
 from smelt.codegen.kernels.operations import DTYPES
 from smelt.codegen.lower.memory.sharing import view_source
+from smelt.diag.records import record
 from smelt.ir import Graph, Node, Region, TensorType, Value, may_hold_tensor
 from smelt.ir.sizes import blind, is_one
 from smelt.ops import sets
@@ -64,7 +65,7 @@ def _numel(node: Node) -> int:
     return max(r.type.numel for r in node.results if isinstance(r.type, TensorType))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Trial:
     """What building a nest for some nodes told: its cost, or why there is none."""
 

@@ -10,11 +10,11 @@ does not hold of all of them is treated as if it held of none, so that one nest 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from smelt.codegen.kernels.nest import Expr
 from smelt.codegen.kernels.sizes import at_most
+from smelt.diag.records import record
 from smelt.ir.sizes import blind, equals, is_one, is_whole, size_max, size_min
 
 
@@ -30,7 +30,7 @@ class NeedSplit(Exception):
         self.loop, self.inner = loop, inner
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Indirect:
     """A position read at run time (i64), times `coefficient`; see `nest.Gather` for `size` and `wraps`."""
 
@@ -40,7 +40,7 @@ class Indirect:
     wraps: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ix:
     """`offset + sum(coefficient * loop) + sum(indirect)`; `terms` are (loop, coefficient) by ascending loop."""
 

@@ -12,7 +12,6 @@ Invariant: a group is *convex*: no path leaves it and comes back, through other 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from smelt.analysis import nbytes
@@ -23,6 +22,7 @@ from smelt.codegen.fusion.groups import Accepts, Facts, Group, Trials, is_fusibl
 from smelt.codegen.fusion.rules.indexed_writes import part_of
 from smelt.codegen.fusion.rules.pieces import is_needed_by_many
 from smelt.codegen.fusion.whole import left_out
+from smelt.diag.records import record
 from smelt.ir import STATE_OPS, Graph, Node, Value
 from smelt.ir.sizes import equals
 from smelt.ops.sets import is_by_elements
@@ -43,7 +43,7 @@ _FIRST_RUN = 4
 """How many nodes are tried at once at first; as many again with each that joins."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Partition:
     """The groups by their last nodes' place, and why they are what they are."""
 

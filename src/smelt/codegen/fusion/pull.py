@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
 
@@ -52,6 +51,7 @@ from smelt.codegen.kernels.nest import (
 from smelt.codegen.kernels.operations import DTYPES, INTEGERS, OPS
 from smelt.codegen.kernels.sizes import at_most
 from smelt.codegen.lower.memory.geometry import Geometry
+from smelt.diag.records import record
 from smelt.ir import Arg, DType, Node, TensorType, Value
 from smelt.ir.sizes import equals, is_one, is_symbolic, is_whole
 from smelt.ops.python.python_numbers import FITS
@@ -69,7 +69,7 @@ MAX_WRITES = 2  # writes to parts that are computed from earlier writes: each do
 """Rules within rules; deeper groups are not made."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Memory:
     """Where a value lies: a buffer (equal keys are one buffer), and how the value lies in it."""
 

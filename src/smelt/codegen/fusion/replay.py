@@ -6,27 +6,27 @@ Invariant: holds no graph, so a plan that keeps a replay keeps little.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
 from smelt.codegen.fusion.groups import Facts, Group
 from smelt.codegen.lower.memory.geometry import Geometry
+from smelt.diag.records import record
 from smelt.ir import Arg, Node, Value
 from smelt.ir.nodes import fill_leaves
 from smelt.ops.convert import to_torch
 from smelt.ops.registry import overload
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _At:
     """A value by its number."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Step:
     op: Any
     args: tuple[Any, ...]
@@ -35,7 +35,7 @@ class _Step:
     is_list: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Loaded:
     """A value that a group reads: the position of its buffer, and how it lies in there."""
 
@@ -43,14 +43,14 @@ class Loaded:
     geometry: Geometry
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Number:
     """A number of the run: the position of its buffer."""
 
     position: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Blank:
     """A tensor of which only the type matters: nothing is loaded from it."""
 
@@ -131,7 +131,7 @@ def _unpack(parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     return parts
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Replay:
     """The steps, what they start from, and what is stored; sizes in it may be known at run time only."""
 

@@ -8,17 +8,18 @@ part of a tensor.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 from heapq import heapify, heappop, heappush
 
 from smelt.analysis import used_values
 from smelt.codegen.fusion.groups import Facts
 from smelt.codegen.fusion.rules.indexed_writes import writes_parts
 from smelt.diag import InternalError
+from smelt.diag.records import record
 from smelt.ir import Graph, Node
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Delays:
     """Units that should stand behind other nodes, where that can be, but for nodes of their own.
 

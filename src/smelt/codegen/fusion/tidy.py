@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from math import prod
 from operator import is_
@@ -31,6 +31,7 @@ from smelt.codegen.kernels.nest import (
     expressions,
     walk,
 )
+from smelt.diag.records import record
 from smelt.ir.sizes import blind, equals
 
 _CHANGING = frozenset({Ref, Position, Load})
@@ -112,7 +113,7 @@ def mapped_statement(
             return Scan(name, scan, expr, dtype)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Seen:
     """A statement with the references, counters and loads in it, in their order: its text is walked once."""
 

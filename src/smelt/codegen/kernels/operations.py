@@ -10,13 +10,13 @@ converts to its result's dtype as torch's `to`: float to integer truncates, to b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from smelt.diag.records import record
 from smelt.ir import DType
 
 FLOATS: Final = (DType.F16, DType.BF16, DType.F32, DType.F64)
@@ -40,7 +40,7 @@ Family: TypeAlias = Literal[
 """What a backend needs to tell apart to know which part of it writes an operation."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KernelOp:
     """All that is known of one operation.
 

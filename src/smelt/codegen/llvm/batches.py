@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from smelt.codegen.llvm.joined import write_object
 from smelt.codegen.llvm.parted import Module, items, name_of
 from smelt.diag import InternalError
+from smelt.diag.records import record
 from smelt.runtime.machine.elf import ObjectFile, Relocation, Section, Symbol, parse_object
 
 _MOST = 8
@@ -125,7 +126,7 @@ def _aligned(function: str) -> str:
 # --- one object as several -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Part:
     """What of an object belongs to one function."""
 

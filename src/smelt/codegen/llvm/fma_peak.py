@@ -10,17 +10,18 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
 
+from smelt.diag.records import record
+
 _FLOPS_PER_FMA = 2
 _LOOP_NAME = "smelt_fma_peak"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class VectorShape:
     """Lanes of one f32 vector register and the chains that fit in the register file (latency x ports need ~10)."""
 
@@ -28,7 +29,7 @@ class VectorShape:
     chains: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FmaPeak:
     """`gflops` of all `threads` together, the best of several short trials; `lanes` is the f32 vector width."""
 
@@ -88,7 +89,7 @@ def fma_loop_ir(shape: VectorShape) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FmaLoop:
     """A compiled loop; `run(factors, state, n)` takes addresses, releases the GIL. `owner` keeps the code alive."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 
@@ -19,6 +18,7 @@ from smelt.codegen.llvm.isa import Isa, is_for_elsewhere
 from smelt.codegen.llvm.joined import joined
 from smelt.codegen.llvm.parted import Module, Parts, parted
 from smelt.diag import InternalError
+from smelt.diag.records import record
 from smelt.runtime.machine.cache import CodeCache
 from smelt.runtime.plan import KernelCode
 
@@ -27,7 +27,7 @@ PLACEHOLDER = "@KERNEL"
 _VERSION = "1"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KernelSource:
     """A module of LLVM text that defines `symbol`, which stands for its content."""
 

@@ -12,14 +12,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
+
+from smelt.diag.records import record
 
 _NAME = re.compile(r"@([\w.$]+)")
 _PRIVATE = "define internal "
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Module:
     """LLVM text that defines `symbol`, a kernel or a function that kernels call."""
 
@@ -28,7 +29,7 @@ class Module:
     is_function: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Parts:
     """The modules of a kernel: its own, and by symbol those of all private functions."""
 

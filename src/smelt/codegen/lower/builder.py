@@ -16,6 +16,7 @@ import torch
 from smelt.codegen.lower.memory.arena import Lifetime, aligned, plan_offsets
 from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.codegen.lower.result import StateName
+from smelt.diag.records import record
 from smelt.ir.sizes import value
 from smelt.runtime.control import blocks_of
 from smelt.runtime.plan import (
@@ -61,7 +62,7 @@ class Storage:
         return self.base.extent * self.dtype.itemsize
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Place:
     """Where a value lies: a storage and a geometry in it."""
 

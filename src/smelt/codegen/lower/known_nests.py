@@ -9,7 +9,7 @@ another; a group whose form is the same, and whose values lie alike wherever it 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 from smelt.codegen.fusion.build import Built
@@ -20,10 +20,11 @@ from smelt.codegen.fusion.groups import Group
 from smelt.codegen.fusion.pull import Memory, Where
 from smelt.codegen.kernels.nest import Buffer, Nest
 from smelt.codegen.llvm.nests.nest_ir import EmittedKernel
+from smelt.diag.records import record
 from smelt.ir import Value
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Piece:
     """A kernel of a nest with the stage that it runs, what that costs, and whether it may refuse its data."""
 
@@ -33,7 +34,7 @@ class Piece:
     may_refuse: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Made:
     """A nest with its kernels; or, of roots that it should write to what is there, why it may not.
 
@@ -57,7 +58,7 @@ Make: TypeAlias = Callable[[Where, Where], Made]
 """Builds a nest, told where loaded values lie, and stored ones."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Asked:
     """That building a nest asked where a value lies, loaded or stored, and was told: the number of its memory, by first
     mention, and how it lies in that."""
@@ -68,7 +69,7 @@ class _Asked:
     geometry: Hashable
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Known:
     """A nest that was made. buffers: for each of its buffers, by which of the answers it is known and named."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from smelt.codegen.llvm.isa import host_isa
@@ -15,13 +15,14 @@ from smelt.codegen.llvm.objects import KernelSource, compile_kernels
 from smelt.codegen.lower.context import Context
 from smelt.codegen.lower.report import KernelReport
 from smelt.diag import InternalError, SmeltWarning, user_level
+from smelt.diag.records import record
 from smelt.ir import Node
 from smelt.ir.sizes import MARK, SizeLeak
 from smelt.runtime.machine.cache import code_cache
 from smelt.runtime.plan import KernelCode, Launch, Plan
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class About:
     """What a person sees of a launch.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -44,6 +44,7 @@ from smelt.codegen.lower.memory.geometry import Geometry, is_dense, same_layout
 from smelt.codegen.lower.memory.in_place import InPlace, Target, reads_first, why_not
 from smelt.codegen.lower.memory.sharing import view_source
 from smelt.diag import InternalError, ScheduleError, SmeltWarning, user_level
+from smelt.diag.records import record
 from smelt.ir import DType, Node, TensorType, Type, Value
 from smelt.ir.sizes import current_trace, is_symbolic
 from smelt.ops.convert import dtype_to_torch
@@ -411,7 +412,7 @@ class Nests:
             self._gone.update(r for r in node.results if not self.ctx.is_bound(r))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Ready:
     """What a group's launch is made of.
 
@@ -427,7 +428,7 @@ class _Ready:
     places: Mapping[Hashable, Storage]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Evaluated:
     """One of several stages, in torch."""
 

@@ -20,6 +20,7 @@ from smelt.codegen.lower.python.indexed_writes import with_parts
 from smelt.codegen.lower.static.hoist import hoisted
 from smelt.codegen.lower.unknown import padded
 from smelt.diag import Options, SmeltError
+from smelt.diag.records import record
 from smelt.ir import Graph, verify
 from smelt.ops.check import check
 from smelt.passes.base import Pass, PassContext
@@ -37,7 +38,7 @@ class Prepared:
     stages: list[tuple[str, float]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Preparation:
     """One rewrite. name, picture, rounding: as of a `Pass`. run: gives the graph itself, or a rewritten copy."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any, Literal
 
 from smelt.codegen.fusion.decisions import Decision
 from smelt.codegen.kernels.nest import Nest
+from smelt.diag.records import record
 
 How = Literal[
     "kernel", "library", "dispatcher", "python", "view", "static", "fused", "state", "copy", "in place", "unused",
@@ -18,7 +19,7 @@ state), part of another node's call (fused), a copy (of a write), a write of wha
 place), not run because nothing uses it, a number computed by the executor, or a branch or loop of the plan."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NodeReport:
     """How one node runs. `target` is a symbol (a kernel's too), an overload, the node it was fused into, what a write
     took, or why a write is a copy; `where` its source line.
@@ -32,7 +33,7 @@ class NodeReport:
     scope: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KernelReport:
     """One launch of an own kernel, in the plan's order.
 
@@ -52,7 +53,7 @@ class KernelReport:
     flops: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CandidateReport:
     """One way to compute a product: its name and measured time in microseconds (None: chosen by rule, not timed)."""
 
@@ -60,7 +61,7 @@ class CandidateReport:
     latency_us: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ChoiceReport:
     """A choice among candidates for one shape (rows x n x k for products), and how many nodes share it."""
 
@@ -71,7 +72,7 @@ class ChoiceReport:
     nodes: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MemoryReport:
     """Bytes: the arena, the same tensors without sharing, packed and folded copies of weights, and the largest sum
     of arena and library-made results alive at once.
@@ -84,7 +85,7 @@ class MemoryReport:
     peak_nbytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Report:
     """All of it; `stages_ms` are wall times of the lowering's stages (`lower: x` is part of `lower`).
 

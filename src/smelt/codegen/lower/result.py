@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 
 from smelt.codegen.lower.products.weight_packing import Fills
 from smelt.codegen.lower.report import Report
+from smelt.diag.records import record
 from smelt.runtime.plan import Plan
 from smelt.runtime.recipes import (
     Either,
@@ -46,7 +47,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Layouts:
     """How tensors lie that go from one plan to another, which nobody else sees.
 
@@ -61,7 +62,7 @@ EAGER = Layouts()
 """All as in eager."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Lowered:
     """An executable plan with what the caller must know about it.
 

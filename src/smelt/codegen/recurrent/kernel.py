@@ -18,7 +18,7 @@ Invariant: the state of a row changes in its own steps only, so sequences of dif
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -33,6 +33,7 @@ from smelt.codegen.llvm.lanes.lanes_types import Arith
 from smelt.codegen.llvm.lanes.vmath import VectorMath
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
+from smelt.diag.records import record
 from smelt.ir import DType
 
 Kind = Literal["lstm", "gru", "tanh", "relu"]
@@ -67,7 +68,7 @@ class StepWords(NamedTuple):
     out_row: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Steps:
     """A kernel. Its buffers: gates, weight, the bias inside of the new state (gru), the projection's weight
     (projected), h, c (lstm), how many rows each step has (packed), out, the last h, the last c (lstm); its words:

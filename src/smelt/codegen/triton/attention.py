@@ -14,7 +14,6 @@ Source: Dao et al., FlashAttention (arXiv:2205.14135), and FlashAttention-2 (arX
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import e, log2
 from typing import Final
 
@@ -24,6 +23,7 @@ from smelt.codegen.triton.helpers import HEADER, functions
 from smelt.codegen.triton.kernel import PLACEHOLDER, TritonKernel, TritonSource
 from smelt.codegen.triton.layout import power_of_two
 from smelt.codegen.triton.vmath import memory_type, pointer_type
+from smelt.diag.records import record
 from smelt.ir import DType
 from smelt.ir.sizes import ceil_div
 
@@ -99,7 +99,7 @@ def gradient_kernels(
     return tuple(made)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Blocks:
     """Sizes of blocks: R queries, B keys, D columns of queries and keys, E of values."""
 

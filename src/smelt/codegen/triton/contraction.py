@@ -7,11 +7,11 @@ Invariant: along rows only the left operands change, along columns only the righ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from smelt.codegen.kernels.graph import Graph, Value
 from smelt.codegen.kernels.nest import Op, Reduce
+from smelt.diag.records import record
 from smelt.ir import DType
 from smelt.ir.sizes import ceil_div
 
@@ -21,7 +21,7 @@ _MOST = 2
 """Products that one program accumulates: those of a gated layer share their left operand."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Factors:
     """One product: the values that are multiplied, that with the result's rows first, and what their elements are."""
 
@@ -36,7 +36,7 @@ class Factors:
         return self.reduce.dtype
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Contraction:
     """All products of a nest, and its outer loops: those of the left operands alone, of the right ones, the others."""
 
@@ -113,7 +113,7 @@ def _column(graph: Graph, value: Value) -> bool:
 # --- tiles
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tile:
     """Sizes of a product's blocks (powers of two, at least 16), warps of a program, iterations under way at once."""
 

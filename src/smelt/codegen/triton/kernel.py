@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Literal
+
+from smelt.diag.records import record
 
 PLACEHOLDER: Final = "KERNEL"
 """What a kernel's function is called in its text before the text has a name."""
@@ -13,7 +15,7 @@ HINTS: Final = (16, 8, 4, 2)
 """Numbers that a word may be told to be a multiple of; 4 are enough for loads of 128 bits of f32, 8 of bf16."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Word:
     """A number that a kernel takes when it is launched. multiple: what it is told to be a multiple of; 1: nothing."""
 
@@ -26,7 +28,7 @@ class Word:
         return Word(value, next((hint for hint in HINTS if value % hint == 0), 1))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TritonSource:
     """The text of a kernel and what else decides about its code; equal ones have one name.
 
@@ -68,7 +70,7 @@ class TritonSource:
         return replace(self, name=name, text=self.text.replace(f"def {PLACEHOLDER}(", f"def {name}("))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TritonKernel:
     """A nest's kernel with its words and the number of its programs, each of which is a block of threads."""
 

@@ -13,7 +13,7 @@ Invariant: what a form computes does not depend on R and B, but for the order of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Final, Literal, TypeAlias
 
@@ -21,6 +21,7 @@ from smelt.codegen.kernels.graph import Graph
 from smelt.codegen.kernels.nest import Load
 from smelt.codegen.kernels.simplify import indices
 from smelt.codegen.triton.contraction import Tile, contraction, tile_of
+from smelt.diag.records import record
 
 Form: TypeAlias = Literal["flat", "tile", "rows", "chunk", "serial", "dot"]
 FORMS: Final[tuple[Form, ...]] = ("flat", "tile", "rows", "chunk", "serial", "dot")
@@ -38,7 +39,7 @@ _PROGRAMS = 256
 """Programs that keep all processors of a GPU at work, two each."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Layout:
     """How a nest's points are divided: over programs, along two axes of a block, over iterations.
 

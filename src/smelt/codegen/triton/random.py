@@ -15,13 +15,13 @@ Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011); torch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from smelt.codegen.triton.frame import Text
 from smelt.codegen.triton.helpers import HEADER, functions
 from smelt.codegen.triton.kernel import PLACEHOLDER, TritonKernel, TritonSource
 from smelt.codegen.triton.vmath import memory_type, pointer_type
+from smelt.diag.records import record
 from smelt.ir import DType
 from smelt.ir.sizes import ceil_div
 
@@ -33,7 +33,7 @@ DRAWN: Final = (DType.F16, DType.BF16, DType.F32)
 """Dtypes whose numbers are drawn as f32."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Processors:
     """What torch's numbers depend on: multiprocessors of a device, and threads that each runs at once."""
 
@@ -52,7 +52,7 @@ class Processors:
 H200: Final = Processors(132)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Draw:
     """A draw of elements that lie one after another.
 

@@ -7,12 +7,12 @@ need stand here and in `helpers`: f32 divides by `div.rn`, roots are `sqrt.rn`, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from smelt.codegen.kernels.operations import OPS, of_family
 from smelt.codegen.triton.helpers import HELPERS
 from smelt.diag import InternalError
+from smelt.diag.records import record
 from smelt.ir import DType
 from smelt.ir.python_operators import OPERATORS
 
@@ -24,7 +24,7 @@ _INFIX: Final = {
 """Operations that are written between their operands, on numbers."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Written:
     """An operation as text with its operands: of floats, integers, u8 (where it differs from other integers), bools."""
 

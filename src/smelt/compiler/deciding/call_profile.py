@@ -18,9 +18,10 @@ from smelt.compiler.object.compiled_types import Entry
 from smelt.compiler.sizes.dynamic_shapes import Wish, wishes
 from smelt.compiler.sizes.size_texts import guard_that_fixes, readable
 from smelt.diag import CaptureError
+from smelt.diag.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Look:
     """A call that is about to be compiled: what it looks like, what is to be free, and which wishes it does not fit."""
 

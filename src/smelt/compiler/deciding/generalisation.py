@@ -11,16 +11,17 @@ Invariant: it only chooses; whatever it chooses, the guards of what is captured 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from smelt.capture.dynamic.spec import Free, Spec, Spot
 from smelt.capture.structure.state import STATE
 from smelt.compiler.deciding.seen_calls import SeenCall
 from smelt.compiler.sizes.dims import Entry
 from smelt.compiler.sizes.dynamic_shapes import Wish
+from smelt.diag.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Freedom:
     """What is to be free in one capture. entries: by spot, a name and bounds where they were given.
 
@@ -75,7 +76,7 @@ NO_FREEDOM = Freedom()
 _MOST_LISTED = 64  # numbers of lists that grow: each is one more input
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Earlier:
     """A call that an entry was made for, and what is free in that entry."""
 

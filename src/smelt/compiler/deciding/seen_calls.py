@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from smelt.capture.dynamic.spec import Spot
 from smelt.capture.structure.tree import has_parts, parts
+from smelt.diag.records import record
 from smelt.runtime.guarding.guard_sizes import row_major
 
 _PLAIN = (bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.layout, torch.Size, slice, range)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SeenCall:
     """kinds: by place, what must be alike; values: the sizes and numbers, which may differ. Floats stand as bits.
 

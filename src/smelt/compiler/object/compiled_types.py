@@ -32,6 +32,7 @@ from smelt.compiler.object.miss_texts import joined_misses
 from smelt.compiler.paths import Outcome, Paths
 from smelt.compiler.raised_run import RaisedRun
 from smelt.diag import CaptureError, Options, Span
+from smelt.diag.records import distinct_record, record
 from smelt.ir import Graph
 from smelt.runtime.entering.entry import NativeRow
 from smelt.runtime.guarding.guards import Form, GuardSet, SizeCheck
@@ -187,7 +188,7 @@ class Unrepeated(Exception):
         self.later = later
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Unmade:
     """Stands for the entry of a program that did more than its graph. later: makes its functional graph."""
 
@@ -222,7 +223,7 @@ class NotDifferentiable(CaptureError):
     """Why a program whose results have a history is compiled in pieces."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Settings:
     """How an object was asked to be compiled.
 
@@ -258,7 +259,7 @@ class SplitProgram(Protocol):
         """Build the constants of its pieces anew from the present contents of parameters."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class KnownProgram:
     """A program as an earlier build knows it. captured: its recorded run, as one of another call. log: a new one with
     all that it read. narrow: what is compiled with the same sizes free, from 2 on."""

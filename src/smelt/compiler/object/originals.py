@@ -21,7 +21,6 @@ import re
 import tempfile
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -29,6 +28,7 @@ import torch
 from smelt._torch.storage import is_sole_owner
 from smelt.diag import Options
 from smelt.diag.idle_memory import give_back_freed_memory
+from smelt.diag.records import record
 
 # Smaller parameters are not worth a mapping of their own.
 MIN_NBYTES = 1 << 16
@@ -37,7 +37,7 @@ _PAGE_OUT = 21
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Moved:
     """How many parameters are in a file now, how many bytes, and why others are not."""
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -26,6 +25,7 @@ from smelt.compiler.copies import copies_of
 from smelt.compiler.programs.few_bits_gpu import is_on_gpu, weight_only
 from smelt.compiler.programs.precision import output_errors, why_not_repeatable
 from smelt.diag import Options, SmeltError, SmeltWarning, user_level
+from smelt.diag.records import record
 from smelt.ir import Arg, DType, Graph, Node, TensorType, Value
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import evaluate
@@ -43,7 +43,7 @@ _FEW_LAYERS = 24  # of so many each one's part in the outputs' error is measured
 _LEAST_TERMS, _LEAST_WEIGHT = 32, 1 << 12
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Layer:
     """A linear layer: its module, its matrix, what it runs in and why; own: its error on the floats it gets, None where
     that was not measured.
@@ -56,7 +56,7 @@ class Layer:
     own: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Narrowed:
     """What became of a program's layers. chosen: which of the candidates, by number; count: how many there are.
 

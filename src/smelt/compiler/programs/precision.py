@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
+from smelt.diag.records import record
 from smelt.ir import Graph
 from smelt.ops.effects import effects
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OutputError:
     """One floating output: root mean square and largest difference to the program as written, over the elements that
     are finite on both sides; `scale` is that output's own root mean square; `nonfinite` counts elements that are NaN
@@ -32,7 +32,7 @@ class OutputError:
         return self.rms / self.scale if self.scale else None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Precision:
     """The errors of a program's floating outputs, or why there are none."""
 

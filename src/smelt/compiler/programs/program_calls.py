@@ -7,13 +7,13 @@ arguments and modes decide; what the state decides is asked at each call.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from smelt.compiler.training.histories import requires_gradients
 from smelt.compiler.unit import Unit
+from smelt.diag.records import record
 from smelt.runtime.guarding.argument_kinds import TENSORS
 from smelt.runtime.guarding.guard_args import ArgumentTests
 
@@ -29,7 +29,7 @@ def renamed(kwargs: Mapping[str, Any], name: str, other: str) -> dict[str, Any]:
     return {other if key == name else key: value for key, value in kwargs.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KnownCall:
     """A call that ran natively: its unit, what it was made under, grad mode, the inputs that require gradients, and a
     function that knows its like.

@@ -6,7 +6,7 @@ Invariant: state is found again by its place in the copied source, so that the c
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,9 +14,10 @@ import torch
 from smelt.capture import Captured, Conversion, State, StateTensor
 from smelt.capture.structure.roots import Roots, reachable
 from smelt.compiler.sizes.size_texts import as_data
+from smelt.diag.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SavedCapture:
     """One capture, ready to be pickled.
 

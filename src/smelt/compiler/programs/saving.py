@@ -33,6 +33,7 @@ from smelt.compiler.unit import Unit, with_very_tensors
 from smelt.diag import Options, SmeltError
 from smelt.diag.collector import full_collections_later
 from smelt.diag.packages import VERSION
+from smelt.diag.records import record
 from smelt.ir import STATE_OPS, Graph, TensorType, Value
 from smelt.ir.dims import UnknownDim
 from smelt.ops.convert import dtype_to_torch
@@ -62,7 +63,7 @@ _GRAD = inspect.getattr_static(torch.Tensor, "grad")
 _HERE = frozenset(("cache_dir", "cache_limit_mb", "dump", "keep_plans", "profile", "adaptive", "strict", "verify"))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Saved:
     """A program to be saved: the unit that is, the module whose state goes with it, and its options."""
 

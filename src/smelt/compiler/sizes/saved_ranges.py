@@ -21,6 +21,7 @@ from smelt.codegen.lower.result import Lowered
 from smelt.codegen.lower.symbolic import NotSymbolic
 from smelt.compiler.sizes.sized_unit import SizedUnit
 from smelt.diag import Options, SmeltError, limits
+from smelt.diag.records import record
 from smelt.ir.sizes import SizeLeak
 from smelt.package.sizes import Box
 from smelt.runtime.encoding.sizes import words_in
@@ -39,7 +40,7 @@ _LIMIT = 1 << 63
 _NUMBERS: Mapping[type, Kind] = {int: "int", float: "float"}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ranged:
     """A plan for many sizes: `lowered.plan` has words in it."""
 
@@ -101,7 +102,7 @@ def _ranged(unit: SizedUnit, box: Box, group: list[Sizes], left: list[Sizes], op
     return Ranged(lowered, _table(blank, results.plan, words, shares, taken))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Results:
     """Recipes that are right at all sizes, the plan that they are of, and its further words, by the number of sizes."""
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from types import CodeType
 
 from smelt.capture.dynamic.spec import SizeFacts, SizeGuard
 from smelt.diag import InternalError, PackageError
+from smelt.diag.records import record
 from smelt.ir.python_operators import COMPARISON_NAMES, COMPARISONS
 from smelt.runtime.guarding.guard_sizes import FUNCTIONS, SizeCheck, names_in, parsed
 
@@ -101,7 +102,7 @@ def _compiled(text: str) -> CodeType:
     return compile(ast.Expression(parsed(text)), "<smelt sizes>", "eval")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TextCheck:
     """The condition of a guard, of its text alone: what is left where a program was saved."""
 

@@ -31,6 +31,7 @@ from smelt.compiler.sizes.size_texts import holds, names_of
 from smelt.compiler.sizes.sized_names import inputs_of_views, names_in_types
 from smelt.compiler.unit import Lookup, Unit, machine_code
 from smelt.diag import CaptureError, Options, SmeltError, limits
+from smelt.diag.records import distinct_record
 from smelt.ir import Graph, TensorType
 from smelt.ir.dims import size_of
 from smelt.ops.convert import type_of
@@ -53,7 +54,7 @@ def unit_of(captured: Captured, options: Options, lookup: Lookup | None = None) 
     return (Unit if captured.sizes is None else SizedUnit).of(captured, options, lookup)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class Variant:
     """An optimized graph, and the sizes that it is for."""
 
@@ -65,7 +66,7 @@ class Variant:
         return all(found.check(values) for found in self.conditions)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class Template:
     """A plan for many sizes with what runs it. unit: what is common to the plans for one tuple of sizes each. made_at:
     the sizes at hand when it was made, for which it is right without having been checked at others.

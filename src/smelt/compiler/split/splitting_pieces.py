@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from types import CodeType, TracebackType
 from typing import Any
 
@@ -23,6 +22,7 @@ from smelt.compiler.object.compiled_dispatch import DISPATCHER, Dispatcher
 from smelt.compiler.object.compiled_types import Entry, ObservedProgram, Row, Settings, Unmade
 from smelt.compiler.paths import ManyWays
 from smelt.diag import CaptureError, Options, SmeltError, Span
+from smelt.diag.records import record
 from smelt.runtime.guarding.guards import Guard
 
 MIN_OPERATORS = 3
@@ -35,7 +35,7 @@ _HEIGHT = 256
 _STORM = 3  # entries that one value that the piece reads kept from serving
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Break:
     """Something that runs in Python: what it does, in a sentence, and where."""
 

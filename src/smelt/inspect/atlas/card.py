@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
+from smelt.diag.records import record
 
-@dataclass(frozen=True, slots=True)
+
+@record
 class Effect:
     """What an optimisation gives. time, memory: of a call without it, over those with it; None: not measured.
 
@@ -22,7 +24,7 @@ class Effect:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Training:
     """Both halves of a step: nodes, bytes that are saved, and eager's time over the compiled one's."""
 
@@ -34,7 +36,7 @@ class Training:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Card:
     """One program. failed: why there is nothing to show. operators: nodes by kind; regions: blocks by kind.
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, scaled_dot_product_attention, softmax
 
+from smelt.diag.records import record
+
 Built = tuple[Callable[..., Any], tuple[Tensor, ...]]
 _SEED = 7
 swish = nn.SiLU()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Architecture:
     """A name, what tells it from the others, and how to build it."""
 

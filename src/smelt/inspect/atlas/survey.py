@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from smelt.analysis.cost import Cost, total_cost
 from smelt.compiler import Unit
 from smelt.compiler.training.training import TrainingUnit
 from smelt.diag import SmeltError
+from smelt.diag.records import record
 from smelt.inspect.atlas.card import Card, Effect, Training
 from smelt.inspect.kernels import compiled_units
 from smelt.inspect.page.steps import steps_of
@@ -141,7 +142,7 @@ def _kind(op: str) -> str:
 # --- times
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Measuring:
     """How pairs are measured: as `smelt bench` does, several calls a sample, behind as many that are not timed."""
 
@@ -202,9 +203,9 @@ def _effects(
     measuring: _Measuring,
 ) -> list[Effect]:
     fired: dict[str, str] = {}
-    for record in unit.passes:
-        if record.changed and record.name not in ("functionalize", "inline"):
-            fired[record.name] = f"{record.nodes_before} to {record.nodes_after} nodes"
+    for ran in unit.passes:
+        if ran.changed and ran.name not in ("functionalize", "inline"):
+            fired[ran.name] = f"{ran.nodes_before} to {ran.nodes_after} nodes"
     trials: list[tuple[str, str, dict[str, Any]]] = [(p, told, {"skip": [p]}) for p, told in fired.items()]
     trials.append(("own kernels", "fusion and generated kernels", {"own_kernels": False}))
     return [

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import smelt
@@ -17,6 +16,7 @@ from smelt.compiler.pipeline import functional_graph, optimized_graph
 from smelt.compiler.sizes.size_conditions import symbols_in, symbols_of
 from smelt.compiler.training.training import TrainingUnit
 from smelt.diag import SmeltError
+from smelt.diag.records import record
 from smelt.inspect.native_parts import Part, parts_of
 from smelt.inspect.page import steps
 from smelt.inspect.page.model import Code, Guard, Page, Recompile, Remark, Roof, Saved, Timing
@@ -42,7 +42,7 @@ _UNTIMED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Half:
     """A plan that a page shows: what it took, the symbols of its graph, what it saves for a backward half."""
 
@@ -53,7 +53,7 @@ class Half:
     saved: Sequence[Saved] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Inside:
     """What a report is on: its entries with their numbers, and the call it was asked for, if any.
 

@@ -11,8 +11,10 @@ changes has several records of one uid. A value is known by its name, which is u
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
+
+from smelt.diag.records import record
 
 SCHEMA = 1
 """Of the JSON; a page's scripts come with it, so no reader has to know two."""
@@ -20,7 +22,7 @@ SCHEMA = 1
 Place = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Source:
     """A file of the program, or the parts of it that matter: `lines` are (number, text). own: not of a package."""
 
@@ -29,7 +31,7 @@ class Source:
     lines: Sequence[tuple[int, str]]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Arm:
     """A region of a node: what it is for (then, else, test, body), its parameters, what it yields."""
 
@@ -38,7 +40,7 @@ class Arm:
     yields: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NodeRecord:
     """A node at some stage. names, types: of its results. inputs: names of the values that it uses itself.
 
@@ -63,7 +65,7 @@ class NodeRecord:
     arms: Sequence[Arm] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stage:
     """The graph before all passes, or after one that changed it: its records in order, and what the pass did.
 
@@ -81,7 +83,7 @@ class Stage:
     peak: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Kernel:
     """Native code that one or more steps run. Empty texts: there is none of this form here."""
 
@@ -91,7 +93,7 @@ class Kernel:
     assembly: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Step:
     """An instruction of the plan. kind: kernel, library, dispatcher, python, move, number, block or memory.
 
@@ -110,7 +112,7 @@ class Step:
     writes: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Buffer:
     """Memory that a call uses from step `first` to step `last`. offset: in the arena; -1: of its own."""
 
@@ -122,7 +124,7 @@ class Buffer:
     what: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ran:
     """How a node of the last stage runs, by the name of its first result."""
 
@@ -130,7 +132,7 @@ class Ran:
     target: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Decided:
     """Two or more nodes that were fused, or were not, why, and the bytes that they move apart and as one."""
 
@@ -141,7 +143,7 @@ class Decided:
     one: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Chosen:
     """A choice between implementations of one shape; us: measured microseconds by candidate."""
 
@@ -152,7 +154,7 @@ class Chosen:
     us: Mapping[str, float | None]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Saved:
     """A value that the forward half keeps for the backward half, and why it is kept and not computed again.
 
@@ -165,7 +167,7 @@ class Saved:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Code:
     """One plan. half: forward or backward of an entry that is trained, else empty. sizes: those that it was made for.
 
@@ -193,7 +195,7 @@ class Code:
     phases: Mapping[int, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Guard:
     """A condition of an entry, and the line that read what it holds for. usual: every program has such ones."""
 
@@ -205,7 +207,7 @@ class Guard:
     usual: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Recompile:
     """Why a call was compiled anew: what changed, from which value to which, and how often that was met."""
 
@@ -216,7 +218,7 @@ class Recompile:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Remark:
     """A break or a fallback: an entry (-1: none), what is to be said of it, how often, and the line."""
 
@@ -227,7 +229,7 @@ class Remark:
     at: Place | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Timing:
     """Milliseconds of a stage of compiling an entry."""
 
@@ -237,7 +239,7 @@ class Timing:
     sizes: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Roof:
     """The machine's ceilings, measured here with so many threads."""
 
@@ -246,7 +248,7 @@ class Roof:
     threads: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Page:
     """All that a page shows. verdict: its first lines. usual: how many guards are of the usual kind. text: the report.
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from smelt.diag import Span
+from smelt.diag.records import record
 from smelt.ir import STATE_OPS, Node, TensorType, Value
 from smelt.ops.ranks import collectives as dist
 from smelt.ops.ranks.placements import Partial, Placement, Shard
@@ -41,7 +41,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _ROWS, _LINKS, _CELLS, _INTERVALS = 4000, 400, 4096, 20_000
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Line:
     """A rank of the page, or several that do the same: its name, how many, and its memory."""
 

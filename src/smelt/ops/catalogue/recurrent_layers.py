@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from smelt.diag.records import record
 from smelt.ir import Arg, DType, MemoryFormat, TensorType, Value
 from smelt.ops.own.recurrent_steps import CELLS, line_of
 from smelt.ops.record import Call, Emitter, tensor_type
@@ -21,7 +21,7 @@ def drops(call: Call) -> bool:
     return not (call["train"] is False or (type(call["dropout"]) in (int, float) and call["dropout"] == 0))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Weights:
     """Those of one layer and direction."""
 

@@ -9,8 +9,7 @@ memory layout.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from smelt.diag.records import record
 from smelt.ir import Arg, DType, Value
 from smelt.ops.catalogue.indexing import BY_INDEX
 from smelt.ops.record import Call, Emitter, tensor_type
@@ -18,7 +17,7 @@ from smelt.ops.record import Call, Emitter, tensor_type
 BILINEAR = "aten.upsample_bilinear2d.vec"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Between:
     """The two neighbours of each place of the result along one dimension, and the weight of the second one."""
 

@@ -12,17 +12,17 @@ one step behind the other, and `counts` says how many rows each step has.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from smelt.diag.records import record
 from smelt.ir import Arg, DType, TensorType, Type, Value
 
 LINE_NBYTES = 64
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cell:
     """A kind of recurrent layer: how many gates and states it has, and one step from the gates' two shares."""
 
@@ -60,7 +60,7 @@ CELLS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Steps:
     """The arguments of such an operator by name: tensors, or values of them. See above."""
 

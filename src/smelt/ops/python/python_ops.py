@@ -12,12 +12,12 @@ import operator
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from smelt.diag import SmeltError
+from smelt.diag.records import record
 from smelt.ir import Arg, Type
 from smelt.ops.own import narrow_linear, recurrent_steps
 from smelt.ops.python import python_throws as throws
@@ -42,7 +42,7 @@ Rule = Callable[[Sequence[Arg]], tuple[Type, ...]]
 Throws = Callable[[Sequence[Arg]], bool]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PyOp:
     """One operator. least, most: how many positional arguments it takes (most None: any number).
 

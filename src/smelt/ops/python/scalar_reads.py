@@ -6,13 +6,13 @@ They read and do nothing else; what torch's tags leave open (whether they may ra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
+from smelt.diag.records import record
 from smelt.ir import ANY, BOOL, COMPLEX, FLOAT, INT, Arg, ListType, TensorType, Type, Value
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ScalarRead:
     """result: the type of what it gives. throws: whether it may raise on operands of these types."""
 

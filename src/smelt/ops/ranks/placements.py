@@ -11,14 +11,15 @@ dimensions that are gone through together (`b`, `n`, `k` of a product). It says 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate
 from typing import TypeAlias
 
+from smelt.diag.records import record
 from smelt.ir import Arg, Node
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Replicate:
     """Each rank has the whole tensor, and the same one."""
 
@@ -26,7 +27,7 @@ class Replicate:
         return "R"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Partial:
     """The tensor is what comes of all ranks' tensors of its size. op: "sum" or "max"."""
 
@@ -36,7 +37,7 @@ class Partial:
         return f"P({self.op})"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Shard:
     """Each rank has some elements of a dimension.
 
@@ -72,7 +73,7 @@ class Shard:
         return f"S({self.dim}{sizes})" + (f"*{self.blocks}" if self.blocks > 1 else "")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rows:
     """Each rank has its own rows of a dimension, in an order of its own.
 
@@ -93,7 +94,7 @@ class Rows:
         return f"S({self.dim}) by %{self.order}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Order:
     """The numbers of rows by which a sort moves them: each rank has those of its own rows, counted among its own.
 
@@ -130,7 +131,7 @@ def offsets(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(accumulate((0, *sizes[:-1])))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Dim:
     """A dimension that a label goes along: `count` of the label, each `factor` elements, in `blocks` equal blocks."""
 
@@ -146,7 +147,7 @@ LocalArguments: TypeAlias = Callable[[Sequence[tuple[int, ...]], Sequence[tuple[
 """From the sizes that operands and results have on the rank: the arguments that say them."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Correspondence:
     """operands, results: of each tensor, in order; elements of a tuple count as results.
 
@@ -166,7 +167,7 @@ Rule: TypeAlias = Callable[[Node, Mapping[str, Arg]], "Correspondence | tuple[Co
 """From a node and its arguments by name: how it can be divided; several where dimensions have several labels."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Division:
     """A label divided among the ranks: how many each has, of each of `blocks`; in which order, and whether there are
     spare ones, as of `Rows`."""

@@ -8,11 +8,11 @@ hand among them. Element types, layouts and which memory is shared must be the s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from smelt.diag.records import record
 from smelt.ir import Arg, DType, TensorType, TupleType, Type, Value, map_values, values_in
 from smelt.ir.size_trace import Trace
 from smelt.ir.sizes import Evaluation, Size, SizeFloat, equals
@@ -46,7 +46,7 @@ class TooLargeError(Exception):
     """The operands of a trial are too large for it; others may tell."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Typed:
     """A value with the type that it is supposed to have."""
 
@@ -54,7 +54,7 @@ class _Typed:
     type: Type
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Trial:
     """What integers gave at one point."""
 
@@ -349,7 +349,7 @@ def sizes_in(types: Sequence[Type]) -> list[int]:
     return _pool({"types": tuple(types)})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Fit:
     """Expressions for numbers that are known at several points."""
 

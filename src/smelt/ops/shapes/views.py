@@ -7,11 +7,11 @@ matters is a comparison, so that it is decided, or kept as a guard. None where s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from smelt.diag.records import record
 from smelt.ir import MemoryFormat, TensorType
 from smelt.ir.sizes import equals
 
@@ -19,7 +19,7 @@ from smelt.ir.sizes import equals
 _FAR = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Layout:
     """How a tensor lies in its storage: sizes, strides and offset in elements."""
 

@@ -17,6 +17,7 @@ import torch
 
 from smelt.codegen.lower.symbolic import specialize
 from smelt.diag import PackageError, limits
+from smelt.diag.records import record
 from smelt.ops.upgrades import read_graph
 from smelt.package.c.addresses import Elsewhere
 from smelt.package.c.header import cmake_text, header_text
@@ -42,7 +43,7 @@ ALONE_LIMIT = limits.SAVED_SIZES
 _TAKEN = frozenset(("c", "m", "dl", "rt", "gcc", "util", "pthread", "stdc", "resolv", "smelt"))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Exported:
     """What was written. needs: by entry point, the operators that libtorch computes, where it is linked."""
 
@@ -108,7 +109,7 @@ def _cannot(why: str, fix: str) -> PackageError:
     return PackageError("the ingot cannot be exported to C", why=why, fix=fix, code="S0704")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Variant:
     """A plan of an entry point; sizes: those that it is for alone."""
 
@@ -116,7 +117,7 @@ class _Variant:
     sizes: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Point:
     """An entry point of C: of a method, with its sizes free or for some values of these.
 

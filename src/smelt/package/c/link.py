@@ -12,12 +12,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from smelt.diag import PackageError
+from smelt.diag.records import record
 from smelt.runtime.machine.elf import MACHINE_X86_64
 from smelt.runtime.machine.loader import host_machine
 
@@ -29,7 +29,7 @@ _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-strict-alia
 _GLIBC = "2.17"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Toolchain:
     """The commands that compile, link and archive for a machine. flags: more flags for the compiler."""
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from smelt.diag.records import record
 from smelt.package.c.tables import needs_library, needs_python
 from smelt.runtime.ingot.abi import abi
 from smelt.runtime.ingot.contents import Contents
@@ -12,7 +12,7 @@ from smelt.runtime.ingot.manifest import Method
 from smelt.runtime.ingot.natives import NativeText
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Links:
     """The operators that only libtorch computes, and those that only Python runs; none: libc, libm, pthreads do."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import torch
 
 from smelt.diag import PackageError
+from smelt.diag.records import record
 from smelt.ir import Graph, TensorType, Value
 from smelt.ir.dims import Dim
 from smelt.ops.convert import dtype_to_torch
@@ -27,7 +27,7 @@ _MOST = 64
 _LIMIT = 1 << 63
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Kind:
     """An input or an output. sizes: UNKNOWN where it depends on data; strides: None where elements lie row by row."""
 
@@ -48,7 +48,7 @@ def size_text(size: Expr) -> str:
     return text[1:-1] if text.startswith("(") else text
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FreeSize:
     """A size that callers choose. name: in the program; label: in C; low, high: what it may be, both included."""
 
@@ -63,7 +63,7 @@ class FreeSize:
         return f"{self.name} = {self.low}..{self.high}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Signature:
     """An entry point; outputs: by the number that they have among the graph's."""
 

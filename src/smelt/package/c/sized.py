@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count, product
 from math import prod
 
+from smelt.diag.records import record
 from smelt.package.c.errors import refused
 from smelt.runtime.encoding.encoded import Encoded, Later
 from smelt.runtime.ingot.size_table import Column, SizeTable
@@ -22,7 +23,7 @@ _LIMIT = 1 << 63
 _EXACT = 1 << 53
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Fill:
     """A number's place: kind as `smelt_program.h` has it."""
 
@@ -32,7 +33,7 @@ class Fill:
     dim: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Work:
     """A launch: its descriptor's cell, the columns of its items and of the nanoseconds of one."""
 
@@ -41,7 +42,7 @@ class Work:
     item_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Part:
     """Some of the launches, or of the groups, from `first` on; `word` of the code has a number of theirs."""
 
@@ -50,7 +51,7 @@ class Part:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sized:
     """For which sizes a table is, and what differs between them. taken: the column that says for which."""
 

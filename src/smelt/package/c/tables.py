@@ -12,6 +12,7 @@ from typing import TypeAlias
 import torch
 
 from smelt.diag import InternalError
+from smelt.diag.records import record
 from smelt.package.c.addresses import LIBRARY, Elsewhere
 from smelt.package.c.errors import refused
 from smelt.package.c.sized import Sized, handled, sized_of
@@ -64,7 +65,7 @@ from smelt.runtime.recipes import (
 _C_LIBRARY = frozenset(("memcpy", "memmove", "memset", "memcmp"))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tensor:
     """A tensor over a block, or over the arena; offset in bytes."""
 
@@ -75,7 +76,7 @@ class Tensor:
     strides: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Relocation:
     """A cell's address; kind and index as `smelt_program.h` has them (a function's index is its name)."""
 
@@ -85,7 +86,7 @@ class Relocation:
     offset: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Step:
     """What stands behind a record that may fail."""
 
@@ -98,7 +99,7 @@ class Step:
     at: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Source:
     """How an output comes to be; kind as `smelt_program.h` has it. value: of a view by free sizes, the first cell of
     its numbers.
@@ -143,7 +144,7 @@ State: TypeAlias = Callable[[str, str], int]
 # --- what needs torch -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LibraryCall:
     """A function of libtorch's C interface. kinds: of its arguments, in order ("tensor", "word", "double", ...)."""
 

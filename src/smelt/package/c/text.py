@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from smelt.diag.records import record
 from smelt.package.c.addresses import DTYPES
 from smelt.package.c.expressions import c_text
 from smelt.package.c.library_calls import library_call_lines
@@ -26,7 +27,7 @@ _SIZED_ARRAYS = ("columns", "firsts", "bases", "steps_of", "fills", "works", "gr
 _POINTERS = ("smelt_kernel", "smelt_library_call")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Entry:
     """An entry point: its plans, of which each is for some of its free sizes, and the conditions on these."""
 

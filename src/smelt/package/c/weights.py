@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from smelt.diag import PackageError
+from smelt.diag.records import record
 from smelt.runtime.ingot.contents import Contents
 from smelt.runtime.ingot.manifest import Placed
 from smelt.runtime.ingot.tensors import read_header, write
@@ -35,7 +36,7 @@ from smelt.runtime.plan import KernelCode
 _NAME = "the weights"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Block:
     """Memory of weights. home: "FILE", "PANELS" (filled at opening) or "STATE" (of each context), as C has it.
 
@@ -48,7 +49,7 @@ class Block:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PackedLater:
     """Panels that opening fills: kernel, number of the matrix's block and of the panels', words, items."""
 
@@ -163,7 +164,7 @@ def _fitting(made: torch.Tensor | None) -> torch.Tensor:
     return made
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class File:
     """The file's content; checked_nbytes: from its begin, what `checked` is the digest of."""
 

@@ -9,13 +9,13 @@ is refused by the operator's name and the line of the program.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from smelt.diag import PackageError
+from smelt.diag.records import record
 from smelt.ir import Graph, Value
 from smelt.ops.upgrades import read_graph
 from smelt.package.names import input_names, output_names
@@ -38,7 +38,7 @@ _EXTERNAL_NBYTES = 1_900_000_000
 _PASSES: tuple[Pass, ...] = (explicit_casts, expand_layers, dce)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ExportedModel:
     """What was written. state: (input, output) of each tensor that calls write to; data: the weights' own file."""
 
@@ -91,7 +91,7 @@ def _cannot(what: str, why: str, fix: str) -> PackageError:
     return PackageError(what, why=why, fix=fix, code="S0705")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Entry:
     """An entry point and the tensors that it reads."""
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from smelt.diag.packages import VERSION
+from smelt.diag.records import record
 from smelt.ir import STATE_OPS, DType, Graph, ListType, Node, TensorType, Type, Value
 from smelt.ops.catalogue.onnx.base import compared, reshape
 from smelt.ops.convert import dtype_from_torch
@@ -23,7 +24,7 @@ from smelt.package.onnx.writer import Refusal
 from smelt.runtime.ingot.free_sizes import Expr, FreeSizes, shown
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Weight:
     """A tensor that was there before the program. key: equal for tensors that are tied; is_written: calls change it."""
 

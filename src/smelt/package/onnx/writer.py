@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from smelt.diag import Span
+from smelt.diag.records import record
 from smelt.ir import (
     NONE,
     STATE_OPS,
@@ -44,7 +45,7 @@ from smelt.ops.typing import infer
 from smelt.package.onnx.protobuf import Protobuf
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Gathered:
     """A list that a loop filled: its tensors along a first dimension."""
 
@@ -67,7 +68,7 @@ class Scope:
     checks: list[OnnxValue] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Refusal:
     """What ONNX cannot say."""
 
@@ -407,7 +408,7 @@ class Writer:
         return () if type_ == NONE else values.pop(0)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Nested:
     """A nested graph's nodes and what it gives."""
 

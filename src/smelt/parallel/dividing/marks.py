@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from smelt.diag import Span
+from smelt.diag.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Divide:
     """A parameter or buffer along an axis of the mesh. blocks, unit: as of `Schedule.shard`."""
 
@@ -19,7 +18,7 @@ class Divide:
     where: Span | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sync:
     """What a module gives (or is given) is brought into a placement: whole, or divided along a dimension."""
 
@@ -31,7 +30,7 @@ class Sync:
     where: Span | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Batch:
     """Inputs are divided along their first dimension. inputs: their names; none for all that are as long."""
 
@@ -40,7 +39,7 @@ class Batch:
     where: Span | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stored:
     """Parameters, and so gradients and the optimizer's state, are stored divided along an axis, and used whole."""
 
@@ -49,7 +48,7 @@ class Stored:
     where: Span | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Fork:
     """Ranks of an axis draw other random numbers in a module, each for its share."""
 
@@ -58,7 +57,7 @@ class Fork:
     where: Span | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cut:
     """A stage of a pipeline ends behind a module."""
 
@@ -66,7 +65,7 @@ class Cut:
     where: Span | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Pipeline:
     """The stages stand along an axis. stages: how many; cuts in even shares of the work where none are named."""
 

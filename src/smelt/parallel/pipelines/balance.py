@@ -10,7 +10,6 @@ of the microbatches that are between forward and backward; early stages keep mor
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
 
@@ -18,6 +17,7 @@ from smelt.analysis import used_by
 from smelt.analysis.cost import cost
 from smelt.analysis.liveness import nbytes as nbytes_of
 from smelt.diag import SmeltError, Span
+from smelt.diag.records import record
 from smelt.ir import Node, Region, TensorType, Value
 from smelt.ops.effects import alias_of
 from smelt.ops.ranks import collectives as dist
@@ -32,7 +32,7 @@ _AS_LONG = 1.03
 """How much longer than in the shortest plan the longest stage may take for the sake of memory."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Loads:
     """What nodes cost, in order. work: time of one microbatch, in operations. kept: bytes that one microbatch keeps for
     backward. state: bytes of parameters with what belongs to them, at each use: the node, the one before that uses the

@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from smelt.diag.records import record
 
-@dataclass(frozen=True, slots=True)
+
+@record
 class Action:
     """Forward or backward of one stage for one microbatch."""
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from smelt.diag import InternalError
+from smelt.diag.records import record
 from smelt.parallel.proving.events import BACKWARD, Event, Exchange, Finish, Recv, Send
 from smelt.parallel.proving.figures import Figures, hops_and_bytes
 from smelt.parallel.proving.simulate import receivers
@@ -29,7 +30,7 @@ Group = Callable[[int, str], Sequence[int]]
 """From a rank and an axis: the ranks that stand along it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Interval:
     """What a rank does from `start` to `end`, in seconds: a phase, a collective, sending, receiving, or waiting."""
 

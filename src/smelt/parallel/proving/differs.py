@@ -10,12 +10,12 @@ backward. Invariant: this runs after a difference has been found, on copies, wit
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from smelt.diag import Span
+from smelt.diag.records import record
 from smelt.ir import STATE_OPS, Graph, Node, Value, is_under
 from smelt.ops.evaluate import evaluate
 from smelt.ops.ranks.collectives import whole_of
@@ -33,7 +33,7 @@ _ROUNDING = 10.0
 """Times the tolerance: what cancels out may have a larger relative error on its way than results may."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class First:
     """The first value that differs. what: in words, with an element. line: of the model. step: what is about it."""
 

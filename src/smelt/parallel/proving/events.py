@@ -11,11 +11,12 @@ counts once. Invariant: ranks that have one program have events that fit: each c
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 from smelt.analysis.aliases import alias_analysis, is_external
 from smelt.analysis.liveness import nbytes, used_by
+from smelt.diag.records import record
 from smelt.ir import Arg, Graph, Node, Value, values_in
 from smelt.ops.ranks import collectives as dist
 from smelt.ops.ranks.placements import Shard
@@ -26,7 +27,7 @@ from smelt.parallel.proving.figures import Kernels, is_inside
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Work:
     """Computation. phase: forward, backward or update. microbatch: of a pipeline."""
 
@@ -35,7 +36,7 @@ class Work:
     microbatch: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Exchange:
     """A collective along an axis. nbytes: its payload, as of `figures.hops_and_bytes`. is_begun: the rank goes on, up
     to the `Finish` of the same number.
@@ -48,7 +49,7 @@ class Exchange:
     number: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Finish:
     """A collective that has begun is waited for."""
 
@@ -56,7 +57,7 @@ class Finish:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Send:
     """A message to a rank of an axis, by its place there."""
 
@@ -66,7 +67,7 @@ class Send:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Recv:
     """A message that is waited for."""
 
@@ -79,7 +80,7 @@ class Recv:
 Event: TypeAlias = Work | Exchange | Finish | Send | Recv
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Pieces:
     """The two graphs of a program that is trained; no backward where nothing is.
 
@@ -175,7 +176,7 @@ def of_step(pieces: Pieces, kernels: Kernels, parameters: int) -> list[Event]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Staged:
     """A rank of a pipeline: its place along the axis, what it runs of each stage, in which order.
 
@@ -289,7 +290,7 @@ def _ties(staged: Staged) -> Iterator[Event]:
 # --- memory
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Memory:
     """Bytes on a rank. saved: the most that is kept at once from forward to backward. peak: the most of all at once."""
 

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import Any
 
 from smelt.analysis.cost import cost
 from smelt.diag import SmeltError
+from smelt.diag.records import record
 from smelt.ir import Node, TensorType, Value
 from smelt.ops.effects import alias_of, effects
 from smelt.ops.record import Trait
@@ -30,7 +31,7 @@ _FUNCTION_OPERATIONS = 16
 _FUNCTIONS = where(Trait.COSTLY) | where(Trait.ACTIVATION)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Kernels:
     """Of one rank. product_gflops: of products. element_gops: operations by elements, in 1e9 a second. memory_gbps: of
     memory read and written. node_us: what each node takes besides. update_ns: of the optimizer, for one parameter.
@@ -55,7 +56,7 @@ class Kernels:
         return max(by_work, bytes_moved(node) / self.memory_gbps) * 1e-9 + fixed
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Link:
     """latency_us: of a message without content. gbps: bytes of one direction, in 1e9 a second."""
 
@@ -67,7 +68,7 @@ class Link:
         return hops * self.latency_us * 1e-6 + nbytes / self.gbps * 1e-9
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Figures:
     """links: by axis of the mesh; "" for axes that have none of their own. origin: where they come from, in words."""
 

@@ -17,6 +17,7 @@ from smelt.analysis import nbytes
 from smelt.autodiff import halves, joint_graph, watched
 from smelt.compiler.pipeline import optimized_graph
 from smelt.diag import Options, SmeltError
+from smelt.diag.records import record
 from smelt.ir import STATE_OPS, Graph, TensorType
 from smelt.ops.evaluate import no_state
 from smelt.ops.ranks import collectives as dist
@@ -49,7 +50,7 @@ OPTIMIZERS: Mapping[str, int] = {"none": 0, "sgd": 0, "momentum": 1, "adamw": 2}
 """Tensors of a parameter's size that an optimizer keeps for it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Traffic:
     """What a rank sends along an axis in a step: messages and bytes, by kind."""
 
@@ -62,7 +63,7 @@ class Traffic:
         return sum(self.nbytes.values())
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Kin:
     """Ranks that do the same. example: one of them. count: how many there are. where: their places along the axes.
 
@@ -112,7 +113,7 @@ class Forecast:
         return max(self.kinds, key=lambda kin: kin.memory.peak)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Question:
     """A program and how it is to be shared. ties: as of `parted`.
 

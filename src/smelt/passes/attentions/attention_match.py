@@ -7,9 +7,9 @@ dtypes on the way are the operands' own (f32 besides, for the softmax of bf16).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf, isfinite
 
+from smelt.diag.records import record
 from smelt.ir import DType, Node, TensorType, Value
 from smelt.ops.effects import effects
 from smelt.ops.lowering import GraphEmitter
@@ -36,7 +36,7 @@ _TRANSPOSES = where(Trait.PERMUTES) - {"aten.numpy_T.default"}  # which turns al
 _PRODUCTS = (*PRODUCTS, "aten.mm.default")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Mask:
     """Added to the scores (fill None), or a bool that puts `fill` in their place where it is (not) set.
 
@@ -49,7 +49,7 @@ class Mask:
     fills_where_set: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Spelled:
     """softmax(scale * query @ key_turned + masks, -1) @ value. first: the first node that reads an operand."""
 

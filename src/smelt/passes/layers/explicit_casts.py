@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from smelt._torch.autocast import is_cast, is_composite
 from smelt.diag import SmeltError
+from smelt.diag.records import record
 from smelt.ir import Arg, DType, Graph, Node, TensorType, Value, map_values
 from smelt.ir.dtypes import BY_LABEL
 from smelt.ops.record import Trait
@@ -76,7 +76,7 @@ Cast = Callable[[Value], DType | None]
 """The other element type that an operand is cast to, if any."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Casts:
     """What autocast of a device ("cpu", "cuda") does, to a lower type."""
 

@@ -14,9 +14,9 @@ lie (`reads_frames`): no rewrite is needed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
+from smelt.diag.records import record
 from smelt.ir import Graph, Node, Value
 from smelt.passes.base import Pass, PassContext, call_of, emitter
 from smelt.passes.layers.convolutions import of_axis, rewritable
@@ -34,7 +34,7 @@ _FEW_CHANNELS = 16
 """Of a frame, with which the channels of several are worth joining: they are what a kernel goes over."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Frames:
     """`count` frames of a result from `first` on, which the taps from `tap` to before `after` in time reach."""
 

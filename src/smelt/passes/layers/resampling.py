@@ -13,10 +13,10 @@ infinite or NaN meets the same weights, zeros among them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 
+from smelt.diag.records import record
 from smelt.ir import Arg, DType, Graph, Node, Value
 from smelt.ops.catalogue.resampling import BILINEAR, lower_bilinear
 from smelt.ops.record import Call, Emitter
@@ -32,7 +32,7 @@ _FLOPS_PER_ELEMENT = 64.0
 """Operations of a convolution in the time in which resampling makes an element."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Part:
     """Channels of what a convolution reads. resampling: the node that makes them of `x`, None where none does."""
 

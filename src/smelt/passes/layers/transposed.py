@@ -14,9 +14,9 @@ computed beyond the border, and no rewrite is needed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
+from smelt.diag.records import record
 from smelt.ir import Graph, Node, TensorType, Value
 from smelt.ops.record import Emitter
 from smelt.passes.base import Pass, PassContext, call_of, emitter
@@ -35,7 +35,7 @@ _MOST_WASTE = 2.5
 """Places that are computed for each pixel of the image, at most: those beyond its border are thrown away."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Axis:
     """One axis: pixels of the image and the result, the stride, taps of each part, zeros around the image, and what of
     the woven rows comes before the result's first one.

@@ -5,10 +5,9 @@ Invariant: memory of which anything is in doubt is left out whole: all that writ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from smelt.analysis import Aliases, RegionAliases, alias_analysis, conflicts, is_external, region_aliases
 from smelt.diag import InternalError
+from smelt.diag.records import record
 from smelt.ir import Graph, Node, Region, TensorType, TupleType, Value
 from smelt.ops.effects import effects
 from smelt.ops.lowering import GraphEmitter
@@ -24,7 +23,7 @@ from smelt.passes.mutation.view_inverses import SPLITS, Inverse, element_inverse
 _PARTS = where(Trait.STRIDED_PART)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Plan:
     """The writing nodes to replace, and the roots of the memory they write."""
 
@@ -176,7 +175,7 @@ def _can_write_unknown(mutation: Mutation, value: Value, aliases: Aliases) -> bo
     return copied == (type_,) and all(isinstance(t, TensorType) and t.rank == type_.rank for t in made)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Step:
     """One view back: the base, and how to write through the view."""
 

@@ -9,9 +9,9 @@ same operator that takes everything but the out arguments, `_foreach_*_` likewis
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from smelt.diag import InternalError
+from smelt.diag.records import record
 from smelt.ir import Arg, DType, Node, TensorType, TupleType, Type, Value, contiguous_strides, values_in
 from smelt.ir.sizes import is_less, value
 from smelt.ops.catalogue.by_channel import BATCH_NORM
@@ -31,7 +31,7 @@ from smelt.ops.sets import is_by_elements
 from smelt.ops.typing import infer
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Mutation:
     """A functional call that computes what a writing node would have written.
 
@@ -128,7 +128,7 @@ def _foreach(node: Node, schema: Schema, call: dict[str, Arg]) -> Mutation | Non
     return Mutation(name, node.args, node.kwargs, written, ())
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FunctionalCall:
     """What computes the results that an `out=` operator writes. targets: where it writes them."""
 

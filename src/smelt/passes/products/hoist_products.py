@@ -11,8 +11,8 @@ apart, as does one whose users need other strides than the view has.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from smelt.diag.records import record
 from smelt.ir import Arg, Graph, Node, Region, TensorType, Value
 from smelt.ir.sizes import value as at_hand
 from smelt.ops.typing import infer
@@ -30,7 +30,7 @@ _LEAST_SHARE = 0.75
 """How much of the whole the pieces must make up: the rest is computed for nobody."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Piece:
     """A linear node whose input is `view` of `whole`."""
 

@@ -13,11 +13,11 @@ done in bf16, because that is the same: bf16 operators compute in f32 and round,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from smelt._torch.library.mkldnn import POST_OPS
 from smelt.analysis import is_static
 from smelt.analysis.dependence import Dependence
+from smelt.diag.records import record
 from smelt.ir import Arg, DType, Graph, Node, TensorType, Value
 from smelt.ops.effects import alias_of, effects
 from smelt.ops.lowering import GraphEmitter
@@ -56,7 +56,7 @@ def _run(graph: Graph, context: PassContext) -> bool:
     return narrowing.rewriter.edits > 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Narrowing:
     """One run over a graph."""
 

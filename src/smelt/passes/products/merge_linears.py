@@ -10,10 +10,9 @@ and nothing with them reaches an output. Whether it pays depends on the machine:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from smelt.analysis import is_static
 from smelt.analysis.dependence import Dependence
+from smelt.diag.records import record
 from smelt.ir import Arg, Graph, Node, Region, TensorType, Value
 from smelt.ir.sizes import value as at_hand
 from smelt.passes.base import Pass, PassContext, call_of, emitter
@@ -24,7 +23,7 @@ from smelt.rewrite import Rewriter
 _LINEAR = "aten.linear.default"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Linear:
     """f32[..., k] times weight f32[columns, k], transposed."""
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+
+from smelt.diag.records import record
 
 _LENGTH = struct.Struct("<I")
 _MAGIC = b"\x7fELF"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CudaCode:
     """Machine code of one kernel for one architecture.
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from smelt.diag import SmeltError
+from smelt.diag.records import record
 
 OUT_OF_MEMORY: Final = 2
 OLDEST: Final = 12000
@@ -28,7 +28,7 @@ _CONDITIONAL, _IF, _WHILE = 13, 0, 1  # CU_GRAPH_NODE_TYPE_CONDITIONAL, CU_GRAPH
 _CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NodeParameters:
     """A kernel node: function, blocks, threads of each, bytes of shared memory, and the address of the array of the
     arguments' addresses, which the driver copies.

@@ -11,7 +11,7 @@ import atexit
 import threading
 import warnings
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import TypeAlias
 from weakref import WeakValueDictionary, ref
@@ -20,6 +20,7 @@ import torch
 
 from smelt._torch import gpu
 from smelt.diag import LateError, SmeltError, SmeltWarning, Span
+from smelt.diag.records import record
 from smelt.runtime.cuda.conditions import why_none
 from smelt.runtime.cuda.driver import CudaDriver, Driver
 from smelt.runtime.cuda.executable import CudaExecutable, Modules
@@ -29,7 +30,7 @@ Source: TypeAlias = "tuple[str, Span | None]"
 """A launch's name, and the line of an operator that may refuse its data."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Machine:
     """One GPU. arch: its compute capability, 90 for 9.0. processors: its multiprocessors, and threads of each. modules,
     graphs: what is loaded, and what runs as one graph of the driver, as long as some program needs it.

@@ -10,15 +10,16 @@ of the arena that overlap included; steps that share nothing may run side by sid
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, Protocol, TypeAlias
 
+from smelt.diag.records import record
 from smelt.runtime.cuda.code import CudaCode
 
 Kind: TypeAlias = Literal["argument", "state", "result", "arena", "generator", "number"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CudaMemory:
     """Memory that kernels touch: of an argument, of a parameter or constant, of a result, a range of the arena, the
     generator's seed and offset, i64 each, or a number of the call (f64, i64 or a bool).
@@ -40,7 +41,7 @@ class CudaMemory:
         return self.number == other.number
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CudaLaunch:
     """One kernel's launch.
 
@@ -56,7 +57,7 @@ class CudaLaunch:
     after: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CudaCondition:
     """Steps that run as a byte of the GPU's memory says, which nobody but the GPU reads.
 
@@ -72,7 +73,7 @@ class CudaCondition:
     last: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CudaDraws:
     """What a call's random numbers take: how far its draws move the generator's offset. processors, threads: the number
     of the device's multiprocessors, and of threads that each runs, on which torch's numbers depend.
@@ -83,7 +84,7 @@ class CudaDraws:
     threads: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CudaPlan:
     """A program's launches in order.
 
@@ -125,7 +126,7 @@ class _Touching(Protocol):
     def writes(self) -> tuple[int, ...]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Touched:
     buffers: tuple[int, ...]
     writes: tuple[int, ...]

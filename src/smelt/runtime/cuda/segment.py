@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from struct import Struct
 from typing import Any
 
@@ -20,6 +19,7 @@ import torch
 
 from smelt._torch import gpu
 from smelt.diag import Span
+from smelt.diag.records import record
 from smelt.runtime.cuda.executable import CudaExecutable
 from smelt.runtime.cuda.machine import Machine
 from smelt.runtime.cuda.plan import CudaPlan
@@ -29,7 +29,7 @@ _PROMISED = 16
 """What addresses are a multiple of, where kernels load 16 bytes at once."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Made:
     """A result: a new tensor's sizes, strides and dtype."""
 
@@ -38,7 +38,7 @@ class Made:
     dtype: torch.dtype
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Forms:
     """The plans of one segment. aligned: addresses are multiples of 16; any: they may be any, made when one is not.
 

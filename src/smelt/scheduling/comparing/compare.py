@@ -10,12 +10,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from smelt._torch.library import pytree
+from smelt.diag.records import record
 
 # Largest difference relative to the largest finite value, where no float64 run tells what rounding explains.
 _CLOSE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
@@ -26,7 +26,7 @@ _CANCELLED, _MANY = 8.0, 256.0
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tolerance:
     """How far floats may lie from float64, in eager's own errors; what steps give away on purpose comes on top.
 
@@ -43,7 +43,7 @@ class Tolerance:
         return self.lossy / 8
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Item:
     """A leaf of a nested value, or (with `value` a text) what a container is: its type and length."""
 
@@ -52,7 +52,7 @@ class Item:
     is_structure: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Difference:
     """The first place where two values differ.
 

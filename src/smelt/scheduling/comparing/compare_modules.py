@@ -10,13 +10,14 @@ the same runs in float64 tell what rounding explains; where that says no, so do 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import torch
 
 from smelt.diag import ScheduleError
+from smelt.diag.records import record
 from smelt.scheduling.comparing.compare import Comparer, Difference, Tolerance, Words, items
 from smelt.scheduling.comparing.compare_exact import Exact
 from smelt.scheduling.comparing.compare_runs import GRADIENT, STATE, Arguments, Observation, Run, observe
@@ -28,7 +29,7 @@ _DRAWINGS = 3
 """How often rounding at random is tried before a difference is none of rounding."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Comparison:
     """What came of comparing.
 
@@ -80,7 +81,7 @@ class _NotWithGradients(Exception):
     """The reference cannot be run on arguments of which gradients are asked."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Values:
     """One value of a run: the reference's, the candidate's, and the reference's in float64, plain and noisy."""
 

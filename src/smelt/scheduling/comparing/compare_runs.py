@@ -14,7 +14,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ import torch
 
 from smelt.compiler.copies import copies_of
 from smelt.diag import ScheduleError, SmeltWarning
+from smelt.diag.records import record
 from smelt.scheduling.comparing.compare import items
 from smelt.scheduling.comparing.compare_state import attributes_of, gradients_of, state_of
 
@@ -37,7 +38,7 @@ in_region: ContextVar[bool] = ContextVar("smelt_in_region", default=False)
 Widen = Callable[[torch.Tensor], torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Arguments:
     """The arguments of a call of a module."""
 
@@ -45,7 +46,7 @@ class Arguments:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Run:
     """How a module is run.
 
@@ -60,7 +61,7 @@ class Run:
     of_arguments: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Observation:
     """What a run showed.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from smelt.diag import Span
+from smelt.diag.records import distinct_record, record
 from smelt.ir import Arg, Node, Region, Value, values_in
 from smelt.scheduling.finding.forms import STATE, is_arithmetic, is_idle
 from smelt.scheduling.finding.patterns import Pattern
@@ -15,7 +16,7 @@ from smelt.scheduling.finding.target import Call, Target
 from smelt.scheduling.finding.terms import Term
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Source:
     """What a match was found by: the pattern as given to `find`, as read (None for calls and single nodes)."""
 
@@ -24,7 +25,7 @@ class Source:
     escaping: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class Match:
     """A part of the program that a pattern describes.
 

@@ -5,13 +5,13 @@ Invariant: ordinals count the matches of the pattern whose nodes all lie in the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from smelt.diag.records import record
 from smelt.ir import Graph
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Selector:
     """A pattern and which of its matches.
 

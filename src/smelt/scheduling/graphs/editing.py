@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from smelt.diag import InternalError, ScheduleError, SmeltError, Span
+from smelt.diag.records import distinct_record
 from smelt.ir import (
     Arg,
     Graph,
@@ -52,7 +53,7 @@ RegionCall = tuple[str, Callable[..., Any], tuple[Type, ...]]
 """A region that a step made: the name of its call, what it calls, and the types of its operands."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class GraphStep:
     """A step on the graph of a module's forward, to be taken on each capture of it.
 
@@ -71,7 +72,7 @@ class GraphStep:
         return self.name if self.selector is None else f"{self.name} of {self.selector}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class Edited:
     """A graph with all steps taken, what it calls, the tensors that steps brought along, by name, what they read, and
     the regions that they made.
@@ -84,7 +85,7 @@ class Edited:
     regions: tuple[RegionCall, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class PartOfGraph:
     """Nodes that can be replaced as one: in order, with what they use and give.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 
 import torch
@@ -25,6 +25,7 @@ from smelt.codegen.triton.kernel import TritonKernel
 from smelt.compiler import Compiled
 from smelt.diag import ScheduleError
 from smelt.diag.loops import LoopStep
+from smelt.diag.records import record
 from smelt.ir import TensorType, Type, is_under
 from smelt.scheduling.graphs.regions import NativeRegion
 from smelt.scheduling.graphs.running import CALL
@@ -33,7 +34,7 @@ from smelt.scheduling.modules.functions import stand_ins
 from smelt.scheduling.state import State
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Kernel:
     """A loop nest of a fused region, with the steps taken on its loops.
 
@@ -189,7 +190,7 @@ def _regions(scope: ScopeGraph) -> Iterator[tuple[str, NativeRegion, Sequence[Ty
             yield name, region, types
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Asked:
     """A region as a key: by what its loops follow from."""
 

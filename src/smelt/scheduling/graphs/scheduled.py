@@ -11,7 +11,6 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from smelt._torch.state import foreign_context
 from smelt.capture import is_capturing
 from smelt.capture.structure.signature import Signature, tensors_of
 from smelt.diag import ScheduleError, SmeltWarning, limits, user_level
+from smelt.diag.records import distinct_record
 from smelt.ops.convert import type_of
 from smelt.runtime.guarding.guards import GuardSet
 from smelt.scheduling.comparing.compare_runs import in_region
@@ -35,7 +35,7 @@ ENTRY_LIMIT = limits.SCHEDULED_ENTRIES
 STORM_LIMIT = limits.SCHEDULED_CAPTURES
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class _Entry:
     """One captured call with the steps taken, ready to run; of the captured run itself nothing is kept.
 

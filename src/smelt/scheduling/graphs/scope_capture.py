@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -20,6 +19,7 @@ from smelt.capture.reads.reads import ReadLog, RecorderBusy, record_reads
 from smelt.capture.reads.reads_facts import Read
 from smelt.compiler.pipeline import functional_graph
 from smelt.diag import Options, ScheduleError, SmeltError, Span
+from smelt.diag.records import distinct_record
 from smelt.ir import Graph, Value
 from smelt.runtime.guarding.guards import GuardSet
 from smelt.scheduling.modules.copying import has_hooks
@@ -38,7 +38,7 @@ class RanAsIs(ScheduleError):
         self.result = result
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class ScopeCapture:
     """One captured call of a module's forward.
 

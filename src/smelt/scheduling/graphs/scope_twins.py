@@ -11,7 +11,6 @@ import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +19,7 @@ import torch
 from smelt._torch.exact import same
 from smelt.capture.reads.reads_effects import file_kind
 from smelt.capture.reads.reads_facts import Read
+from smelt.diag.records import distinct_record
 from smelt.scheduling.modules.copying import HOOKS
 
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -37,7 +37,7 @@ _WHOLE = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class Call:
     """One call of a module in a run of the model."""
 

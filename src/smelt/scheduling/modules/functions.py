@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,13 +17,14 @@ from smelt.capture import capture
 from smelt.capture.reads.reads import RecorderBusy, record_reads
 from smelt.compiler.pipeline import functional_graph
 from smelt.diag import Options, ScheduleError, SmeltError, Span
+from smelt.diag.records import distinct_record
 from smelt.ir import Arg, Graph, TensorType, Type, Value
 from smelt.ops.convert import dummy_of, to_torch
 
 _patches = Patches()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class Inlined:
     """A function's graph, the operands of its inputs, the tensors that it found outside, by name, and what it read."""
 

@@ -13,10 +13,11 @@ import math
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from smelt.diag import ScheduleError
+from smelt.diag.records import record
 from smelt.scheduling.steps import shown
 
 Choose = Callable[[str, Sequence[Any]], Any]
@@ -24,7 +25,7 @@ Choose = Callable[[str, Sequence[Any]], Any]
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Knob:
     """A name and its choices; two are equal where they read the same, since each run makes the choices anew."""
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from smelt.diag.records import record
 from smelt.scheduling.tuning.knobs import described
 
 Failure = Literal["refused", "wrong", "failed"]
 _LONGEST = 80
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Trial:
     """One candidate.
 
@@ -31,7 +31,7 @@ class Trial:
     steps: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tuned:
     """A finished search; printed, it is a table of its trials.
 

@@ -13,13 +13,14 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
 
 from smelt.diag import ScheduleError, SmeltError, VerifyError
 from smelt.diag.console import progress, text_column
+from smelt.diag.records import record
 from smelt.scheduling.applying import states
 from smelt.scheduling.comparing.compare_runs import Arguments, isolated
 from smelt.scheduling.comparing.verify import as_calls, verified
@@ -40,7 +41,7 @@ Advance = Callable[[int, str], None]
 """Told after each trial: how many there will be at most, and the best gain so far."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Candidate:
     """A trial with what came of it: the state, what was warned of on the way, what the knobs were, the error."""
 

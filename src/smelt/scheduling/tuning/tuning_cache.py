@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from types import CodeType
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 
 from smelt.diag import Options, ScheduleError, isa_limit
 from smelt.diag.packages import VERSION
+from smelt.diag.records import record
 from smelt.ir import Graph
 from smelt.runtime.machine.cache import CodeCache, code_cache
 from smelt.runtime.machine.cpu import cpu_fingerprint
@@ -27,7 +28,7 @@ from smelt.scheduling.tuning.knobs import described, without_addresses
 _FORMAT = 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Kept:
     """What was chosen, by the choices' places in the order in which they stand, and what was measured."""
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import copy
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from smelt._torch import gpu
 from smelt.compiler.copies import copies_of
+from smelt.diag.records import record
 from smelt.scheduling.comparing.compare import items
 from smelt.scheduling.comparing.compare_runs import Arguments
 
@@ -24,7 +24,7 @@ _FEWEST_ROUNDS = 3
 _NOTHING_S = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Times:
     """Medians over the rounds: seconds of a call, and how many times as fast as the first way in the same round."""
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,6 +24,7 @@ from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.dynamic.typed_calls import fake_of, tensors_in, type_of, typed_call
 from smelt.capture.staging.fakes.refused_kernels import has_symbols
 from smelt.diag import InternalError
+from smelt.diag.records import record
 from smelt.ir import Arg, TensorType, Type, values_in
 from smelt.ir.size_numbers import Size, SizeFloat
 from smelt.ir.size_trace import Division, Rounded, Symbol
@@ -133,7 +133,7 @@ def _alike(trace: CaptureTrace, operands: Sequence[TensorType]) -> dict[str, str
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _OnCpu:
     """Asks the CPU. most: elements that an operand may have. Raises: TooLargeError, CannotTell."""
 

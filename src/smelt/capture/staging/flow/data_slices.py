@@ -9,7 +9,6 @@ Invariant: a length is a number in the type only where it is the same for all da
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,12 +20,13 @@ from smelt.capture.dynamic.arithmetic import at_hand, is_symbolic
 from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.dynamic.values import number_of, sized
 from smelt.capture.staging.fakes.symbols import DEAD, ScalarSlot, is_staged, slot_of
+from smelt.diag.records import record
 
 CUTTING = frozenset(("aten.slice.Tensor",))
 _END = (1 << 63) - 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cut:
     """One cut of a dimension. length: of what is left, where all data give the same one."""
 

@@ -9,7 +9,6 @@ are not always the examples of the numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
 
@@ -24,6 +23,7 @@ from smelt.capture.dynamic.values import number_of
 from smelt.capture.staging.fakes.examples import Examples
 from smelt.capture.staging.fakes.symbols import DEAD, is_staged, slot_of
 from smelt.capture.staging.flow.data_slices import Cut
+from smelt.diag.records import record
 
 _SPLITTING = frozenset((
     "aten.split_with_sizes.default", "aten.split.sizes", "aten.split_with_sizes_copy.default",
@@ -35,7 +35,7 @@ _ROLES = [(_EVEN, *order) for order in permutations((_FIRST, _LAST, _RISING, _FA
 _SLICE = torch.ops.aten.slice.Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Split:
     """One split of a dimension. sizes: of the parts, some of which depend on data. roles: what each world shows."""
 

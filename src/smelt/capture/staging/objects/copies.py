@@ -10,7 +10,6 @@ not changed from there on, and does not leave the program by two ways.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from smelt.capture.recording.tensor_slots import Slot
 from smelt.capture.staging.fakes.symbols import is_staged, slot_of
 from smelt.capture.staging.flow.iterables import StagedSequence
 from smelt.capture.staging.objects.containers import are_the_same
+from smelt.diag.records import record
 from smelt.ir import DictType, ListType, OptionalType, TupleType, Type
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _STAYING = frozenset(("py.append", "py.setitem", "py.insert"))
 _TAKING = frozenset(("py.getitem", "py.pop", "py.min", "py.max"))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _State:
     copied: dict[int, tuple[object, tuple[object, ...] | None]]
     put: set[int]

@@ -11,7 +11,7 @@ decoded: a block of K by a panel becomes floats in scratch memory, which tiles m
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from smelt.codegen.contract.driver import Driver
@@ -27,6 +27,7 @@ from smelt.codegen.contract.vectors import prefetch, shuffled, splat
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.llvm.text import FunctionText
+from smelt.diag.records import record
 
 HEIGHTS = (1, 2, 4)
 """Row counts with a kernel of their own; a kernel serves fewer rows, too."""
@@ -38,7 +39,7 @@ _MIDDLE = "0x3FF8000000000000"  # 1.5
 _SIXTEEN = "0x4030000000000000"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Int4:
     """A kernel for up to `height` rows. Its buffers: left, panels (`int4_forms`), those of the epilogue, out; its words
     are those of `gemm.Gemm`; `right_panel` is the distance of panels in units of four bytes.

@@ -8,10 +8,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
+from smelt.diag.records import record
 from smelt.ops.own.narrow_linear import in_cache, nibble_weight
 
 COLUMNS = 16
@@ -20,7 +21,7 @@ STEPS = 8
 """Elements of a column in a word, and what is added to a step."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Int4Form:
     """Panels of 4 bits of a weight [n, k]; K is a multiple of `group`, that of 8."""
 

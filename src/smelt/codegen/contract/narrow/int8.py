@@ -12,7 +12,7 @@ too, as those of unsigned bytes by signed ones in 16 bits are not.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from smelt.codegen.contract.driver import Part
@@ -27,6 +27,7 @@ from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes.lanes_types import float_literal
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, Carried, FunctionText
+from smelt.diag.records import record
 from smelt.ir import DType
 from smelt.ops.own.narrow_linear import TINY
 
@@ -34,7 +35,7 @@ BLOCK_TERMS = 1024
 """Terms that are summed between two visits of the sums in memory."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Int8:
     """A kernel. Its buffers: rows, panels (`int8_forms`), those of the epilogue, out; words and `lines`: `Gemm`'s."""
 

@@ -10,11 +10,12 @@ Invariant: the bytes are those of `smelt.ops.own.narrow_linear`, on every instru
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from smelt.codegen.contract.tiling import Tiling
+from smelt.diag.records import record
 from smelt.ops.own.narrow_linear import byte_rows, byte_weight, in_cache
 
 TAIL_NBYTES = 8
@@ -27,7 +28,7 @@ def padded(k: int) -> int:
     return -(-k // _STEP) * _STEP
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Int8Form:
     """Panels of signed bytes of a weight [n, k] for a tiling."""
 
@@ -94,7 +95,7 @@ class Int8Form:
         return steps * scales[:, None]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RowForm:
     """Rows of bytes of a left matrix [m, k] for a tiling."""
 

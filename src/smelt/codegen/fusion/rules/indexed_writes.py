@@ -8,17 +8,17 @@ of a tensor that it writes to, it reads at the point that writes there, or nowhe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 from smelt.codegen.fusion.index import Idx, Ix
 from smelt.codegen.fusion.pull import Pull
 from smelt.codegen.kernels.operations import DTYPES
 from smelt.codegen.lower.python.plain import is_plain
+from smelt.diag.records import record
 from smelt.ir import DType, Node, TensorType, Value
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Part:
     """A write of `source` into `base` where `indices` (tensors of one integer, None: all of a dimension) tell."""
 

@@ -10,7 +10,6 @@ kernels of its own for them; a GPU computes them as nests.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -21,6 +20,7 @@ from smelt.codegen.fusion.rules.promote import is_float, math_dtype
 from smelt.codegen.fusion.rules.views import sizes_of
 from smelt.codegen.fusion.rules.windows import each
 from smelt.codegen.kernels.nest import Const, Expr, Load
+from smelt.diag.records import record
 from smelt.ir import DType, Node, TensorType
 from smelt.ops.record import Product
 from smelt.ops.sets import PRODUCTS
@@ -88,7 +88,7 @@ def _added(p: Pull, m: DType, total: Expr, call: Mapping[str, Any], product: Pro
 # --- convolutions
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Steps:
     """How windows of a number of taps step over an image."""
 

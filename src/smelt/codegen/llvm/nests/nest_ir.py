@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 
 from smelt.codegen.kernels.graph import Graph, operand_dtype
@@ -24,6 +24,7 @@ from smelt.codegen.llvm.nests.nest_variants import plans
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.diag import InternalError, ScheduleError
 from smelt.diag.loops import LoopStep
+from smelt.diag.records import record
 from smelt.ir.sizes import MARK, Trace, current_trace, to_words
 
 __all__ = ["EmittedKernel", "emit_nest", "emit_nests", "loops_text", "simplify_nest", "unsupported"]
@@ -33,7 +34,7 @@ _SCRATCH_LIMIT = 512 * 1024
 _ONLY_WHAT_MUST = float("inf")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EmittedKernel:
     """A nest's kernel: the text, the words after the buffers' addresses, and how it is to be launched.
 
@@ -90,7 +91,7 @@ def emit_nests(nest: Nest, isa: Isa, steps: Sequence[LoopStep] = ()) -> tuple[Em
     return _emitted_in_trace(asked, isa) if MARK in asked.text else (_emitted(asked, isa),)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Asked:
     """A nest as a key: by its text, since Python says 1 == 1.0 == True and 0.0 == -0.0."""
 

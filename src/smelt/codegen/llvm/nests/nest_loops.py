@@ -24,6 +24,7 @@ from smelt.codegen.llvm.nests.nest_reduce import Accumulator
 from smelt.codegen.llvm.nests.nest_schedule import OuterLevel, block_lengths
 from smelt.codegen.llvm.nests.nest_tiles import emit_tiles
 from smelt.codegen.llvm.nests.nest_values import Values
+from smelt.diag.records import record
 from smelt.ir.sizes import ceil_div, equals, is_one, is_symbolic, is_whole
 
 Carry = list[tuple[str, str]]
@@ -50,7 +51,7 @@ class Slot:
         return 2 if self.accumulator.is_arg else 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Level:
     """One loop of a pass: `kind` is plain, blocks (of `size` turns) or lanes; `fresh`: sums inside start from zero."""
 

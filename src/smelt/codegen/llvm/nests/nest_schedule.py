@@ -7,7 +7,7 @@ a point of its own. The choice is the cheaper by the places that a vector's lane
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from smelt.codegen.kernels.graph import Graph, StoreValue, Value, op_cost, operand_dtype
 from smelt.codegen.kernels.nest import Index, Load, Nest, Op, Reduce
@@ -15,6 +15,7 @@ from smelt.codegen.kernels.operations import OPS
 from smelt.codegen.kernels.sizes import at_most, is_short_step, unit_loop
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes.lanes import ELEMENTARY
+from smelt.diag.records import record
 from smelt.ir import DType
 from smelt.ir.sizes import Size, equals, is_one, is_symbolic, late
 
@@ -30,7 +31,7 @@ SHORT_CHAIN = 64  # additions in one chain that need no blocks
 _BLOCK_SHARE = 32  # additions in one chain of a sum, about
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OuterLevel:
     """One of the nested loops of the outer points: a loop's own turns, or its blocks of `tile` turns."""
 
@@ -38,7 +39,7 @@ class OuterLevel:
     tile: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Schedule:
     """The decisions. `order` is the nesting of outer loops; `lane` the loop the vectors go along (None: scalars).
 
@@ -125,7 +126,7 @@ def lane_count(graph: Graph, isa: Isa) -> int:
     return nbytes // 4
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Traits:
     """What a schedule is chosen from, but for the sizes.
 
@@ -155,7 +156,7 @@ class Traits:
         return self.sums and total // self.unit(way) > SHORT_CHAIN
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Way:
     """Which text a nest has: see `Schedule`; `long`: whether its sums are done in blocks."""
 
@@ -364,7 +365,7 @@ def element_ns_of(graph: Graph, lane: int | None, lanes: int) -> float:
     return 0.01 + 0.22 * work / lanes + touched / 80.0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Nesting:
     """What the items of a nest are cut from: its loops, and how they are nested (see `Schedule`)."""
 

@@ -10,7 +10,7 @@ Invariant: a node is refused unless its kernels compute what eager does for thes
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from smelt.codegen.attention.problem import Attention, Backward
 from smelt.codegen.fusion.index import Unfusible
@@ -19,6 +19,7 @@ from smelt.codegen.lower.images.trained_attention import FLASH, FLASH_BACKWARD, 
 from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.codegen.triton.attention import attention_kernel, gradient_kernels, unsupported
 from smelt.codegen.triton.kernel import TritonKernel
+from smelt.diag.records import record
 from smelt.ir import Arg, Node, Value
 from smelt.ops.registry import arguments_of, schema_of
 
@@ -28,7 +29,7 @@ ATTENTIONS = ("aten.scaled_dot_product_attention.default", FLASH, FLASH_BACKWARD
 _OPERANDS = ("query", "key", "value")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Launch:
     """A kernel with the values of its buffers, those at `writes` stored."""
 

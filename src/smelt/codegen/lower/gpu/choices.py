@@ -31,6 +31,7 @@ from smelt.codegen.triton.contraction import Tile
 from smelt.codegen.triton.kernel import TritonKernel
 from smelt.codegen.triton.layout import power_of_two
 from smelt.diag import InternalError, SmeltError
+from smelt.diag.records import record
 from smelt.ir import DType, Graph, Node, TensorType, Value
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.evaluate import evaluate, no_state
@@ -51,7 +52,7 @@ Blocks: TypeAlias = tuple[int, int, int, int]
 CudaCodes: TypeAlias = dict[str, CudaCode]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Way:
     """How something is computed: by kernels with a tile, or with blocks of attention, by the rule where neither is
     given, or by torch's operator.
@@ -84,7 +85,7 @@ BY_RULE: Final = Way()
 BY_LIBRARY: Final = Way(is_library=True)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Launched:
     """A kernel of a trial: its buffers by name, their elements, and the positions of what it writes."""
 
@@ -94,7 +95,7 @@ class Launched:
     writes: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Trial:
     """What is to be chosen.
 
@@ -123,7 +124,7 @@ class Trial:
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Known:
     way: Way
     report: ChoiceReport

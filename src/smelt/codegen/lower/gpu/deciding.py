@@ -25,6 +25,7 @@ from smelt.codegen.fusion.rules.promote import NUMBER_TYPES
 from smelt.codegen.lower.gpu.planner import ITEM
 from smelt.codegen.lower.gpu.program import GpuProgram
 from smelt.codegen.lower.python.plain import is_number, is_plain_type
+from smelt.diag.records import record
 from smelt.ir import (
     BOOL,
     FLOAT,
@@ -68,7 +69,7 @@ class _NoForm(Exception):
     """Why a branch or a loop is left to the host."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Decided:
     """graph: the rewritten copy. kept: the values asked for, there. nodes: branches and loops that the GPU decides.
     why: the reason for each other.

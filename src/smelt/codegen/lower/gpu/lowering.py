@@ -11,7 +11,7 @@ Invariant: every tensor that a plan makes is one of torch's own, on the caller's
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from struct import Struct
 from time import perf_counter
@@ -50,6 +50,7 @@ from smelt.codegen.lower.report import KernelReport, MemoryReport, Report
 from smelt.codegen.lower.result import Lookup, Lowered
 from smelt.codegen.triton.random import Processors
 from smelt.diag import Options, SmeltError
+from smelt.diag.records import record
 from smelt.ir import BOOL, FLOAT, INT, STATE_OPS, Arg, Graph, Node, TensorType, Type, Value
 from smelt.ir.sizes import current_trace
 from smelt.ops.convert import dtype_to_torch
@@ -160,7 +161,7 @@ def _decided(
     return made, {n: Choice(next(rest), tuple(next(rest) for _ in one.options)) for n, one in chosen.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Launched:
     """A piece with its kernels."""
 

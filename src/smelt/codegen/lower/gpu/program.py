@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from smelt.codegen.kernels.nest import Nest
@@ -10,12 +9,13 @@ from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.codegen.triton.compile import compile_cuda
 from smelt.codegen.triton.kernel import TritonKernel
 from smelt.diag import SmeltError
+from smelt.diag.records import record
 from smelt.ir import DType, Node
 from smelt.runtime.cuda.plan import CudaCondition, CudaDraws, CudaLaunch, CudaMemory, CudaPlan, ordered
 from smelt.runtime.machine.cache import CodeCache
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Place:
     """Where a value is: a memory's number, and how it lies in it."""
 
@@ -23,7 +23,7 @@ class Place:
     geometry: Geometry
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GpuKernel:
     """One launch: its kernel, the memories of its buffers with their elements' dtypes, the positions of those that it
     writes, and the nodes that it computes. text: what it does, for people; nest: the nest that it runs, if it is one.
@@ -44,7 +44,7 @@ class GpuKernel:
         return GpuKernel(kernel, buffers, dtypes, nest.writes, nodes, str(nest), nest)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GpuCondition:
     """Kernels that run as a byte of the GPU's memory says: an `if` with both arms, or a `while` with its body.
 
@@ -58,7 +58,7 @@ class GpuCondition:
     node: Node
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GpuProgram:
     """A graph's kernels in order.
 

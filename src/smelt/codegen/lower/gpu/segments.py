@@ -10,7 +10,6 @@ Invariant: nothing passes a node that writes or acts outside; draws of random nu
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from smelt.analysis import used_values
 from smelt.analysis.devices import devices_at
@@ -21,6 +20,7 @@ from smelt.codegen.lower.gpu.draws import is_draw
 from smelt.codegen.lower.memory.sharing import view_source
 from smelt.codegen.lower.python.plain import is_number, is_plain, is_plain_type
 from smelt.codegen.lower.static.statics import Statics
+from smelt.diag.records import record
 from smelt.ir import STATE_OPS, Graph, Node, TensorType, Value
 from smelt.ops.effects import effects
 from smelt.ops.python.python_numbers import FITS
@@ -28,7 +28,7 @@ from smelt.ops.python.python_numbers import FITS
 _MADE = (*STATE_OPS, "const", "unpack")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Piece:
     """Nodes of one launch in the graph's order, the values that it takes and those that it makes.
 

@@ -10,7 +10,6 @@ Invariant: a unit is convex: nobody but its later nodes needs what its earlier o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from smelt.codegen.fusion.build import Built, build, eager_memory
 from smelt.codegen.fusion.epilogue import epilogue_nodes
@@ -23,6 +22,7 @@ from smelt.codegen.kernels.graph import Graph as NestGraph
 from smelt.codegen.kernels.simplify import simplify_nest
 from smelt.codegen.triton.contraction import contraction
 from smelt.codegen.triton.emit import unsupported
+from smelt.diag.records import record
 from smelt.ir import Graph, Node, TensorType, Value
 from smelt.ops.own.narrow_linear import BYTES, NIBBLES
 from smelt.ops.sets import is_by_elements
@@ -38,7 +38,7 @@ _CHEAP = 8.0
 """What an operand's element may cost, in additions: it is computed again for each tile of the result that needs it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Unit:
     """Nodes in the graph's order, the last of which makes `roots`, each by a kernel of its own."""
 

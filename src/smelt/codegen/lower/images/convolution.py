@@ -9,7 +9,7 @@ The result stays channels-last for whoever takes any layout; who does not gets a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from smelt._torch.library import mkldnn
 from smelt.codegen.lower.builder import Place, Storage
@@ -18,6 +18,7 @@ from smelt.codegen.lower.generic import dispatch
 from smelt.codegen.lower.library import lower_pad
 from smelt.codegen.lower.memory.geometry import Geometry, same_layout
 from smelt.codegen.lower.products.fuse import Epilogue, sole_user
+from smelt.diag.records import record
 from smelt.ir import Arg, DType, Node, TensorType, Value
 from smelt.ir.sizes import is_symbolic
 from smelt.ir.sizes import value as at_hand
@@ -30,7 +31,7 @@ CONVOLUTIONS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Convolution:
     """f32[n, c, h, w] with weight f32[out, c / groups, kh, kw] -> f32[n, out, h', w'], or both without h and kh, or
     with frames and taps in time before them.

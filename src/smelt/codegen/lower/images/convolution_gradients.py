@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,6 +24,7 @@ from smelt.codegen.lower.images.own_convolution import shape_text
 from smelt.codegen.lower.launched_kernels import About, launch
 from smelt.codegen.lower.memory.geometry import Geometry, same_layout
 from smelt.codegen.lower.static.static_program import Content
+from smelt.diag.records import record
 from smelt.ir import DType, Node, TensorType, Value
 from smelt.ir.sizes import is_symbolic
 from smelt.passes.layers.transposed import TRANSPOSED, writes_parts
@@ -92,7 +92,7 @@ def _are_floats(values: Sequence[Value]) -> bool:
 # --- weights
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OwnWeightGradient:
     """The gradient of the weight of `conv`, whose x is the image; grad: that of the result."""
 

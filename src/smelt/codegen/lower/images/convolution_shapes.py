@@ -7,12 +7,13 @@ a convolution over frames:                one, or several, each for frames that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from smelt.codegen.conv.kernels import Phase
 from smelt.codegen.conv.shape import ConvShape, Over, Window
 from smelt.codegen.lower.context import tensor_type
 from smelt.codegen.lower.images.convolution import Convolution, channels_last
+from smelt.diag.records import record
 from smelt.passes.layers.frames import frames_by_taps
 
 
@@ -56,7 +57,7 @@ def window_of(conv: Convolution) -> ConvShape:
     return ConvShape(n, cin, h, w, cout, kh, kw, Window(stride, dilation, before, after), conv.groups)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Part:
     """A phase of a result: the convolution that gives its pixels, and the strides of what that reads."""
 
@@ -148,7 +149,7 @@ def phases_of(conv: Convolution) -> tuple[Part, ...] | None:
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Axis:
     """One axis of a phase: how many pixels, its taps from the first one that is met, and zeros around."""
 

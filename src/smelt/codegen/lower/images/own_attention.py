@@ -11,7 +11,7 @@ queries against rows that are no whole vectors, where tiles would mostly compute
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, tensor_type
 from smelt.codegen.lower.launched_kernels import About, launch
 from smelt.codegen.lower.memory.geometry import Geometry
+from smelt.diag.records import record
 from smelt.ir import Node, TensorType, Value
 from smelt.ir.sizes import blind, equals, is_one, is_whole
 from smelt.ops.convert import dtype_to_torch
@@ -32,7 +33,7 @@ Four = tuple[int, int, int, int]
 _FEW_ROWS, _FEW_KEYS = 4, 32
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OwnAttention:
     """An attention, and the nodes behind it that it computes too: the term that spells out NaN, and its addition."""
 

@@ -9,7 +9,7 @@ Invariant: what is fused has eager's own formula, so NaN, inf and signs of zero 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -47,6 +47,7 @@ from smelt.codegen.lower.memory.geometry import Geometry, same_layout
 from smelt.codegen.lower.report import CandidateReport, ChoiceReport
 from smelt.codegen.lower.static.plan_tensors import HowMade, PackedFilters
 from smelt.codegen.lower.static.static_program import Content, program_of
+from smelt.diag.records import record
 from smelt.ir import Arg, DType, Node, TensorType, Value
 from smelt.ops.convert import to_torch
 from smelt.ops.registry import overload
@@ -54,7 +55,7 @@ from smelt.passes.layers.transposed import TRANSPOSED
 from smelt.runtime.filters import Filters, is_finite, turned
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OwnConvolution:
     """A convolution with what is fused behind it; `operands` are the epilogue's, in its order."""
 
@@ -298,7 +299,7 @@ def _input(ctx: Context, isa: Isa, own: OwnConvolution) -> tuple[int, list[ConvP
     return ctx.builder.handle(place), plans, place.geometry.strides
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Weight:
     """The weight of a launch: the slot where it is packed, those of tables if all launches read the same; the tensor if
     it is static, else the slot of it as it lies.

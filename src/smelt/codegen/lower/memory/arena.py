@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
+from smelt.diag.records import record
 from smelt.ir.sizes import late
 from smelt.runtime.plan import ARENA_ALIGNMENT
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Lifetime:
     """A block of `nbytes` that is in use from instruction `first` to instruction `last`, both included."""
 

@@ -9,13 +9,13 @@ so no such tensor may stand in two places.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from smelt.analysis.region_aliases import RegionAliases, is_inside, region_aliases
+from smelt.diag.records import record
 from smelt.ir import Graph, Node, TensorType, Value, may_hold_tensor, values_in
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Elements:
     """put: each tensor that a container which leaves may hold, by its root, with the container that it is put into."""
 

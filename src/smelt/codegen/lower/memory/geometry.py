@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 
 from smelt._torch.storage import storage_key
 from smelt.codegen.lower.memory.sharing import returns_itself, view_source
+from smelt.diag.records import record
 from smelt.ir import Arg, Node, TensorType, Value, contiguous_strides
 from smelt.ir.sizes import equals, is_one
 from smelt.ops.convert import dtype_to_torch, to_torch
@@ -20,7 +20,7 @@ from smelt.ops.sets import where
 from smelt.ops.shapes.views import VIEW_RULES, Layout, view_layouts
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Geometry:
     """How a tensor lies in its storage: sizes, strides and offset in elements."""
 

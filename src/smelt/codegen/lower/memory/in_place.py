@@ -14,7 +14,6 @@ elements that the same point writes, and it reads them first. A kernel that refu
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from typing import Final
 
 from smelt.analysis import used_values
@@ -42,6 +41,7 @@ from smelt.codegen.lower.memory.geometry import Geometry, is_dense
 from smelt.codegen.lower.memory.overwriting import views_of
 from smelt.codegen.lower.memory.sharing import feared_sources, sources_of, view_source
 from smelt.codegen.lower.static.statics import state_name
+from smelt.diag.records import record
 from smelt.ir import STATE_OPS, Arg, DType, Node, TensorType, Value
 from smelt.ir.sizes import equals, expression, is_one, is_symbolic
 from smelt.ops.effects import effects
@@ -54,7 +54,7 @@ PUTS: Final = {_COPY: "aten.index_copy_.default", "aten.index_put.default": "ate
 _VIEWS = {"aten.select_scatter.default": "aten.select.int", "aten.slice_scatter.default": "aten.slice.Tensor"}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Target:
     """Where a value is written: `place` takes `source`, which is the value or, of a part, what is new in it.
 

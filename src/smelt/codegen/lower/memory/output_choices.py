@@ -20,6 +20,7 @@ from smelt.analysis.turns import takes_a_turn
 from smelt.codegen.lower.context import cannot_lower
 from smelt.codegen.lower.memory.sharing import view_source
 from smelt.codegen.lower.unknown.outside_memory import handed_on, reached
+from smelt.diag.records import record
 from smelt.ir import Arg, Graph, Node, Region, TensorType, Value, may_hold_tensor, values_in
 from smelt.ir.types import BOOL, INT
 from smelt.rewrite import Rewriter
@@ -28,7 +29,7 @@ from smelt.rewrite.regions import add_carried, add_result, first_carried
 _CONTROL = ("if", "for", "while")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Choice:
     """Which tensor an output is: the number that says so, and what stands for 1, 2, ... (0 is the output as made)."""
 

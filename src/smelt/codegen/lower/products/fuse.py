@@ -9,14 +9,13 @@ turn NaN into a number, so they are fused with numerics="fast" only (docs/decisi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from smelt._torch.library import mkldnn
 from smelt.codegen.lower.context import Context
+from smelt.diag.records import record
 from smelt.ir import Node, TensorType, Value
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Post:
     """A fused activation by oneDNN's name."""
 
@@ -25,7 +24,7 @@ class Post:
     algorithm: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Epilogue:
     """Nodes that one call does after a product, in order; `result` is what the last of them (or the product) gives."""
 

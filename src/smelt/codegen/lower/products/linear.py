@@ -8,7 +8,7 @@ are any; among the libraries one short measurement per shape and process decides
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -24,6 +24,7 @@ from smelt.codegen.lower.products.fuse import Epilogue
 from smelt.codegen.lower.report import CandidateReport, ChoiceReport
 from smelt.codegen.lower.static.measure import CHOICES, Timing, time_candidates
 from smelt.diag import Options
+from smelt.diag.records import record
 from smelt.ir import DType, Node, TensorType, Value
 from smelt.ir.sizes import blind, equals, is_one, is_symbolic
 from smelt.runtime import calls
@@ -44,7 +45,7 @@ _FEW_ROWS = 8
 MAX_MEASURING_MS = 150.0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Product:
     """x @ weight^T + bias. `weight` is [n, k], or [k, n] where `is_transposed`; `x` is [..., k]."""
 

@@ -9,7 +9,6 @@ The rows in bytes are shared by all layers that read the same x. Without a kerne
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,12 +24,13 @@ from smelt.codegen.lower.context import Context, row_major, tensor_type
 from smelt.codegen.lower.launched_kernels import About, launch
 from smelt.codegen.lower.products.linear import Product, as_matrix, own_isa
 from smelt.codegen.lower.products.own_products import applied, emit, fused_behind, is_fusible, packed
+from smelt.diag.records import record
 from smelt.ir import DType, Node, TensorType, Value
 from smelt.ir.sizes import is_one
 from smelt.ops.own.narrow_linear import INT4, INT8, PREFIX
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NarrowProduct:
     """A layer with the nodes fused behind it; `result` is what the last of them gives. group: of 4 bits, else 0."""
 

@@ -12,7 +12,7 @@ pack it for themselves, the run packs it once, before: 110 GFLOP/s where it were
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,13 +43,14 @@ from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.codegen.lower.products.linear import library_has_tiles, own_isa
 from smelt.codegen.lower.products.own_products import Fused, applied, emit, is_fusible
 from smelt.codegen.lower.products.packed_weight import packed_by_torch, tiles_by_torch, tiles_in_rows, unpacked
+from smelt.diag.records import record
 from smelt.ir import DType, Node, TensorType, Value
 from smelt.ir.sizes import blind, equals, is_one, is_symbolic
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.sets import PRODUCTS
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Batches:
     """The loops over the batches of a product: sizes, and strides of the left, right, added and resulting tensor."""
 
@@ -69,7 +70,7 @@ class Batches:
         return Batches((1, self.sizes[0]), *((0, loop[0]) for loop in (self.left, self.right, self.added, self.out)))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OwnMatmul:
     """alpha * left @ right + beta * added, right read as its transpose where `is_transposed`, with the nodes behind.
 

@@ -12,7 +12,7 @@ the operators one by one.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,6 +53,7 @@ from smelt.codegen.lower.products.linear import Product, as_matrix, choose, matr
 from smelt.codegen.lower.products.packed_weight import Form, matrix_again, packed_weight
 from smelt.codegen.lower.static.plan_tensors import HowMade, Panels
 from smelt.codegen.lower.static.static_program import program_of
+from smelt.diag.records import record
 from smelt.ir import Arg, DType, Node, Region, Value
 from smelt.ir.sizes import is_one
 from smelt.ops.convert import dtype_to_torch, to_torch
@@ -62,7 +63,7 @@ from smelt.ops.registry import overload
 _TURNS = 4
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OwnProduct:
     """A product with the nodes fused behind it; `result` is what the last of them gives."""
 
@@ -185,7 +186,7 @@ def emit(
         ctx.note(node, "fused", f"%{main.result.name}")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Read:
     """How the weight is read: its layout, slots, elements between panels and between steps.
 
@@ -305,7 +306,7 @@ def _left(ctx: Context, product: Product, tiling: Tiling, read: _Read) -> tuple[
 # --- the epilogue
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Fused:
     """An epilogue bound to slots, which hold the tensors of `values`."""
 

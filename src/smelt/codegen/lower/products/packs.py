@@ -10,18 +10,18 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 
 from smelt.codegen.lower.products.weight_packing import Fills
+from smelt.diag.records import record
 from smelt.runtime.guarding.guard_constants import Constants
 
 _Key = tuple[Hashable, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Copy:
     """A packed tensor, the weight as it was when packing it began, and what fills it."""
 

@@ -23,7 +23,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -32,6 +31,7 @@ import torch
 from smelt.codegen.llvm.isa import Isa, is_for_elsewhere
 from smelt.codegen.llvm.objects import KernelSource, compile_kernels
 from smelt.diag import Options, SmeltError
+from smelt.diag.records import distinct_record
 from smelt.runtime.machine.cache import code_cache
 from smelt.runtime.machine.loaded_kernels import kernels
 from smelt.runtime.machine.loader import LoadedCode
@@ -99,7 +99,7 @@ def _loaded(source: KernelSource, isa: Isa, options: Options) -> LoadedCode | No
     return kernels().loaded(code[source.symbol])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class _Task:
     """One weight to be packed: pieces of the table, what must live meanwhile. is_copy: nothing else reads it."""
 

@@ -10,10 +10,10 @@ rest of the loop is native, so that a row is written where it lies.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from smelt.codegen.lower.python.plain import is_number, is_plain_type
 from smelt.diag import SmeltError
+from smelt.diag.records import record
 from smelt.ir import Arg, DType, Graph, MemoryFormat, Node, Region, TensorType, TupleType, Type, Value
 from smelt.ir.sizes import ceil_div, is_symbolic
 from smelt.ops.meta import CannotRun
@@ -24,7 +24,7 @@ _STACK = "aten.stack.default"
 _JOINS = (_STACK, "aten.cat.default", "aten.concat.default")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _List:
     """A list in one place of a loop: what each turn appends, its first tensors, the only node that uses the result."""
 

@@ -8,16 +8,15 @@ Invariant: nothing else looks at the list inside the loop, and all its tensors h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from smelt.codegen.lower.memory.geometry import Geometry, row_major
 from smelt.codegen.lower.python.plain import is_plain_type
+from smelt.diag.records import record
 from smelt.ir import Graph, Node, TensorType, Value
 
 _MOST_NBYTES = 2**30
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Growing:
     """A list that a loop carries: what each turn appends, how many tensors there are in the end, those at first."""
 
@@ -44,7 +43,7 @@ class Growing:
         return Geometry(self.element.sizes, row_major(self.element.sizes).strides, index * step)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Lists:
     """The growing lists of a graph by loop and number of what it carries, and nodes that are then not run."""
 

@@ -9,7 +9,6 @@ instruction writes over.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from smelt.codegen.lower.context import Context
 from smelt.codegen.lower.memory.geometry import Geometry
 from smelt.codegen.lower.python.plain import is_plain_type
 from smelt.codegen.lower.python.python_parts import Part, parts_of
+from smelt.diag.records import record
 from smelt.ir import STATE_OPS, Arg, ListType, Node, TensorType, TupleType, Value
 from smelt.ops.convert import dtype_to_torch, strided_copy, to_torch
 from smelt.runtime.plan import PyCall
@@ -92,7 +92,7 @@ def move(ctx: Context, rows: Sequence[tuple[Arg, int]]) -> None:
         ctx.builder.emit(PyCall(_Moved(tuple(takes)), tuple(sources), tuple(slot for _, slot in rows)))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Take:
     """How an object is made of what slots hold: of one, of so many, or of none. unsafe: whose memory must be copied."""
 

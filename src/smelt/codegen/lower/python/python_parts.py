@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from smelt.codegen.lower.python.plain import has_memory, is_number
 from smelt.codegen.lower.python.python_steps import Bound, Step, Values, is_true, step_of, steps_of
 from smelt.codegen.lower.python.sized_block import SIZE_READS, Compile, SizedBlock
 from smelt.diag import Miss
+from smelt.diag.records import record
 from smelt.ir import STATE_OPS, Graph, Node, Region, TensorType, TupleType, Type, Value, values_in
 from smelt.ops.catalogue.packed import OF_PACKED
 from smelt.ops.convert import strided_copy
@@ -32,7 +32,7 @@ BLOCK_US, STEP_US = 8.0, 2.0
 Lookup = Callable[[str, str], Any]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Arm:
     """The parts of a region, and what it yields."""
 
@@ -48,7 +48,7 @@ class Arm:
         return [arg.get(values) for arg in self.yields]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class If:
     """A branch."""
 
@@ -62,7 +62,7 @@ class If:
         values.update(zip(self.results, arm.run(values), strict=True))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class For:
     """A counted loop."""
 
@@ -79,7 +79,7 @@ class For:
         values.update(zip(self.results, carried, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class While:
     """A loop with a test before each turn."""
 

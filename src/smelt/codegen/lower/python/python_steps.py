@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from smelt.diag import InternalError
+from smelt.diag.records import record
 from smelt.ir import Arg, Node, Value
 from smelt.ir.sizes import is_symbolic
 from smelt.ops.convert import bind, has_values, to_torch
@@ -19,7 +19,7 @@ from smelt.ops.registry import overload
 Values = dict[Value, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Bound:
     """An argument: a value, looked up; or what holds values; or a literal as torch takes it."""
 
@@ -41,7 +41,7 @@ class Bound:
         return self.literal if self.arg is None else bind(self.arg, values)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Step:
     """One node, ready to be called. last: values that nothing uses any more behind it."""
 

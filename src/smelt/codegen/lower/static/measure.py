@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
 from time import perf_counter_ns
+
+from smelt.diag.records import record
 
 _MIN_ROUNDS, _MAX_ROUNDS = 2, 12
 _HOPELESS = 1.6
 _BUDGET_NS = 15_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Timing:
     """A candidate's name and its shortest run in microseconds."""
 

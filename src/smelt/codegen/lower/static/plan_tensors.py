@@ -12,7 +12,6 @@ Invariant: nothing here holds contents of the state, so that a plan which is kep
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -24,25 +23,26 @@ from smelt.codegen.lower.result import Lookup
 from smelt.codegen.lower.static.static_program import Content, Read, StaticProgram, program_of, read
 from smelt.codegen.lower.static.statics import Statics
 from smelt.diag import Options
+from smelt.diag.records import record
 from smelt.ir import Value
 from smelt.runtime.filters import Filters
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Live:
     """The live tensor itself."""
 
     state: Read
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Computed:
     """What a program over the state gives."""
 
     program: StaticProgram
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Panels:
     """The weight that a program gives, [n, k] or [k, n] where `is_transposed`, in panels.
 
@@ -55,7 +55,7 @@ class Panels:
     is_state: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PackedFilters:
     """The weight that a program gives, as the kernel of a convolution reads it; sizes: [cout, cin / groups, kh, kw]."""
 

@@ -16,7 +16,7 @@ import pickle
 import threading
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
@@ -31,6 +31,7 @@ from smelt.codegen.lower.result import Lookup, Lowered, Mutation, OutputRecipe, 
 from smelt.codegen.lower.static.plan_tensors import Made, made_again
 from smelt.codegen.lower.static.static_program import OtherState
 from smelt.diag import Options, SmeltError
+from smelt.diag.records import record
 from smelt.ir import Graph
 from smelt.ops.registry import overload
 from smelt.runtime.plan import Call, Launch, Plan, PyCall, Scalar, Word
@@ -84,7 +85,7 @@ class Again:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LaterEager:
     """An instruction's computation in torch, found when it is first called."""
 
@@ -95,7 +96,7 @@ class LaterEager:
         return self.again.eager(self.index)(*args)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Eager:
     """Stands for the eager computation of an instruction in what is written."""
 
@@ -120,7 +121,7 @@ def digest_of(plan: Plan) -> str:
 # --- bytes ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Kept:
     plan: Plan
     outputs: tuple[OutputRecipe, ...]

@@ -9,13 +9,13 @@ no tensor of the state, and of constants the elements.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
 from smelt.codegen.lower.result import Lookup, StateName
 from smelt.codegen.lower.static.statics import Statics, needed, plain_signed, state_name
+from smelt.diag.records import record
 from smelt.ir import STATE_OPS, Arg, Node, TensorType, Value
 from smelt.ir.nodes import fill_leaves
 from smelt.ops.convert import dummy_of, to_torch, type_of
@@ -27,7 +27,7 @@ class OtherState(Exception):
     """The state is not what a program was made for: another type, or no such tensor."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class At:
     """A result of an earlier step."""
 
@@ -35,7 +35,7 @@ class At:
     result: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Read:
     """The live tensor of the program's state, which must be of this type."""
 
@@ -43,7 +43,7 @@ class Read:
     type: TensorType
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Content:
     """A tensor by its elements, in a run of memory that it lies in with these sizes and strides."""
 
@@ -74,14 +74,14 @@ class Content:
         return flat.as_strided(self.sizes, self.strides)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Blank:
     """A tensor of which only the type matters."""
 
     type: TensorType
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Apply:
     """An operator by its name in the graph; `unpack` gives the elements of its operand."""
 
@@ -94,7 +94,7 @@ class Apply:
 Step: TypeAlias = Read | Content | Blank | Apply
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StaticProgram:
     """The steps, and which result of theirs is the value."""
 

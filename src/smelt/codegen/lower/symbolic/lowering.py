@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -23,6 +23,7 @@ from smelt.codegen.lower.symbolic.prologue import Prologue, prologue_of
 from smelt.codegen.lower.symbolic.substitute import substituted
 from smelt.codegen.lower.symbolic.template import NotSymbolic, at_hand, numbers_of, templated
 from smelt.diag import InternalError, Options, SmeltError
+from smelt.diag.records import distinct_record
 from smelt.ir import Graph, Sym, TensorType
 from smelt.ir.sizes import Evaluation, Range, Size, Trace, evaluating, tracing
 from smelt.runtime.encoding.sizes import Held, SizedExecutable, SizedPlan, filled
@@ -32,7 +33,7 @@ _CHECKS = 2
 _ATTEMPTS = 4000
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class SymbolicLowered:
     """A plan for many sizes with what its caller must know.
 
@@ -262,7 +263,7 @@ def _are_far(sizes: tuple[int, ...], hints: tuple[int, ...]) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class _Attempt:
     """One lowering in a trace."""
 

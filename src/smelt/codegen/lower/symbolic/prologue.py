@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -19,6 +18,7 @@ from smelt.analysis import Aliases, alias_analysis
 from smelt.codegen.lower.result import Lookup, StateName
 from smelt.codegen.lower.static.statics import state_name
 from smelt.codegen.lower.symbolic.substitute import OF_TENSORS, specialize
+from smelt.diag.records import distinct_record
 from smelt.ir import STATE_OPS, Graph, Node, Region, TensorType, Value, values_in
 from smelt.ir.dims import size_of
 from smelt.ir.types import type_symbols
@@ -35,7 +35,7 @@ KEPT_NBYTES = 1 << 24
 _COSTLY = where(Trait.COSTLY) | {"aten.cumprod.default", "aten.min.other", "aten.max.other"}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class Prologue:
     """first: gives the values, of the inputs' sizes alone. rest: the graph that has them as further inputs, the last.
 

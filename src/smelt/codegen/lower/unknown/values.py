@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from smelt.diag import SmeltError
+from smelt.diag.records import distinct_record
 from smelt.ir import BOOL, FLOAT, INT, Arg, Builder, DType, Node, TensorType, Type, Value, map_values
 from smelt.ir.python_operators import BINARY
 from smelt.ir.sizes import is_symbolic, size_max, size_min
@@ -23,7 +23,7 @@ Count: TypeAlias = Value | int
 """A number of elements: of the graph, or known."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class Padded:
     """A tensor as long as it can get. counts: for each dimension how much of it counts; None: all of it.
 
@@ -41,7 +41,7 @@ class Padded:
         return self.tensor.type
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class Buffer:
     """A list of tensors of one type, or of numbers, as rows of one tensor, with the number of rows.
 
@@ -62,7 +62,7 @@ class Buffer:
 Held: TypeAlias = "Arg | Padded | Buffer | Parts"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class Parts:
     """The elements of a sequence that nothing but `unpack` takes."""
 

@@ -6,9 +6,9 @@ In bf16 and f16 a formula computes in f32 and is rounded once at the end, as tor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from smelt.diag.records import distinct_record
 from smelt.ir import Arg, DType, TensorType, Value
 from smelt.ops.record import Call, Emitter, Gradient, Parts, tensor_type
 
@@ -16,7 +16,7 @@ Number = float | int
 NARROW = frozenset((DType.BF16, DType.F16))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@distinct_record
 class Term:
     """A tensor in a formula. Operators broadcast and promote as torch's do."""
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from smelt.diag.records import record
 from smelt.ir import Arg, Device, Node, TensorType, Value
 from smelt.ops.lowering import GraphEmitter
 from smelt.ops.ranks.placements import WHOLE, Placement, Shard
 from smelt.ops.registry import arguments_of, schema_of
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Exchange:
     """Rows that are with the rank that has their expert.
 
