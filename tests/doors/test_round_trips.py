@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import enum
 import pickle
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +18,7 @@ from torch.utils import _pytree as pytree
 import smelt
 from smelt import CaptureError
 from tests.doors.programs import CASES, Case, assert_alike, assert_same_call, fresh
+from tests.forked import torch_forks
 
 _NAMES = [case.name for case in CASES]
 
@@ -373,7 +372,7 @@ sys.modules["smelt"] = None  # any import of it is an error
 gm, x, y = torch.load({path!r}, weights_only=False)
 torch.testing.assert_close(gm(x), y)
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=str(tmp_path))
+    torch_forks().run(code)
 
 
 def test_nothing_of_smelt_goes_out() -> None:

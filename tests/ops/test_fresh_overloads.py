@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from smelt.ops.effects import _FRESH, _is_always_fresh
 from smelt.ops.registry import overload
+from tests.forked import torch_forks
 
 OVERLOADS = ["aten.var.dim", "aten.var.default", "aten.std.dim", "aten.std.default", "aten.sum.dim_IntList"]
 
@@ -34,4 +32,4 @@ def test_a_variance_compiles_without_torchs_symbolic_shapes() -> None:
         "compiled(torch.randn(8, 8))\n"
         "assert 'sympy' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    torch_forks().run(program)

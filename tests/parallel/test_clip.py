@@ -44,6 +44,7 @@ def _scheduled(mesh: str) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor],
     return model, args, s
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("mesh", ["tp=3", "dp=2", "pp=2", "dp=2,tp=2", "tp=2,pp=2"])
 @pytest.mark.parametrize("order", [2.0, 1.0, float("inf")])
 def test_the_norm_is_that_of_the_whole_model(mesh: str, order: float) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +15,7 @@ from torch import nn
 import smelt
 from smelt.diag import CaptureError
 from smelt.ops.evaluate import evaluate
-from tests.forked import smelt_forks
+from tests.forked import smelt_forks, torch_forks
 from tests.promises.models import RULE, SIX, Block, assert_agrees, block, entry_of, images, make
 
 
@@ -237,7 +235,7 @@ with torch.no_grad():
     assert torch.equal(forward(state, x)[0], want)
 assert not any(name.startswith("smelt.") for name in sys.modules)
 """
-    subprocess.run([sys.executable, "-c", child], check=True, timeout=120)
+    torch_forks().run(child)
 
 
 @pytest.mark.parametrize("name", [n for n in SIX if "width" not in n])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, dataclass, field, fields, is_dataclass, replace
@@ -14,6 +13,7 @@ import pytest
 
 from smelt.diag import records
 from smelt.diag.records import distinct_record, record
+from tests.forked import torch_forks
 
 frozen: Callable[[type], type] = dataclass(frozen=True, slots=True)
 distinct: Callable[[type], type] = dataclass(frozen=True, slots=True, eq=False)
@@ -142,13 +142,11 @@ print("\\n".join(sorted(set(sys.modules) - before)))
 
 def test_loading_imports_the_runtime_only() -> None:
     """What a process pays for before it opens a file: neither the compiler, nor a dataclass for each record."""
-    done = subprocess.run([sys.executable, "-c", _LOADED], check=True, capture_output=True, text=True)
-    at_load, to_run = (
-        [name for name in part.split() if name.startswith("smelt")] for part in done.stdout.split("and to run")
-    )
+    told = torch_forks().run(_LOADED)
+    at_load, to_run = ([name for name in part.split() if name.startswith("smelt")] for part in told.split("and to run"))
     allowed = ("smelt._torch", "smelt.diag", "smelt.runtime")
     assert [n for n in to_run if n != "smelt" and not n.startswith(allowed)] == []
-    assert "llvmlite" not in done.stdout
+    assert "llvmlite" not in told
     # What runs plans is imported by the first call.
     assert "smelt.runtime.plan" not in at_load and "smelt.runtime.encoding.encode" in to_run
     found = to_run
