@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import smelt
+from smelt.capture.staging import stage
 
 TURNS = 65
 W = torch.linspace(-0.3, 0.3, 16).view(4, 4)
@@ -180,3 +181,24 @@ def test_what_would_be_unrolled_again_is_compiled_from_its_recording(monkeypatch
             torch.testing.assert_close(compiled(given), cell(given))
             assert "= for %" in text(given, cell)
         assert ("= for %" in smelt.explain(compiled).graphs[0]["captured"]) == is_one_loop
+
+
+def test_a_loop_of_many_operators_is_staged_at_once(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorded run has shown how many: no iteration has to be staged to find out, and no run begun again."""
+    runs = []
+    once = stage._Run._once
+
+    def counted(self: Any, *args: Any) -> Any:
+        runs.append(self)
+        return once(self, *args)
+
+    def wide(x: Tensor) -> Tensor:
+        for i in range(16):
+            x = torch.sin(x) * 1.01 + torch.cos(x) * 0.5
+            x = x - x.mean() + i / torch.exp(x.abs())
+        return x
+
+    monkeypatch.setattr(stage._Run, "_once", counted)
+    with torch.no_grad():
+        assert text(x, wide).count("= for %") == 1
+    assert len(runs) == 1

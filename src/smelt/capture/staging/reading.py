@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dis
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ from smelt.capture.staging.fakes.symbols import DEAD, WORLDS, ScalarSlot, wrap
 from smelt.capture.staging.flow.assumptions import converted
 from smelt.capture.staging.flow.stops import Again
 from smelt.capture.staging.objects.cached import calls_cache
+from smelt.diag import Span
 from smelt.ir import BOOL, COMPLEX, FLOAT, INT, Type
 from smelt.ops.convert import from_torch
 
@@ -42,7 +45,16 @@ class Reading:
     def __init__(self, session: Session, native: object) -> None:
         self.session = session
         self._hints = _native_values(native)
+        self._native = native
         self._guarding: dict[tuple[CodeType, int], int] = {}  # how often a line asked how large a size is
+
+    @cached_property
+    def times_of_lines(self) -> list[tuple[Span, int]]:
+        """Where an operator of the recorded run was called, with how often; one of each line and operator."""
+        graph = getattr(self._native, "graph", None)
+        nodes = () if graph is None else graph.walk()
+        times = Counter((node.span, node.op) for node in nodes if node.span is not None)
+        return [(span, count) for (span, _), count in times.items()]
 
     def known_value(self, tensor: torch.Tensor) -> object:
         """The element of a tensor that follows from sizes alone, which the graph expects; None for any other.

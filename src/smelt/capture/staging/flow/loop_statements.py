@@ -208,10 +208,30 @@ def _is_rolled(session: Session, key: object, iterable: object, more: Thunk | No
     """Whether a loop that Python knows all of is one loop of the graph: a long one, or one that data may end."""
     if type(iterable) is not range or session.assumed.has(key, LoopKind.UNROLLED, LoopKind.COUNTED):
         return False
-    rolled = session.assumed.has(key, LoopKind.WHOLE) or (more is None and len(iterable) > LONG)
+    rolled = session.assumed.has(key, LoopKind.WHOLE)
+    rolled = rolled or (more is None and (len(iterable) > LONG or _was_large(session, key, len(iterable))))
     if rolled:
         session.rolled.add(key)
     return rolled and len(iterable) > session.assumed.peeled.get(key, 0)
+
+
+def _was_large(session: Session, key: Any, turns: int) -> bool:
+    """Whether the recorded run shows a loop to be many operators: those below its line in its function that ran as
+    often as it has iterations, or more often. What it calls elsewhere is not counted.
+    """
+    if turns < SHORT:
+        return False
+    if key not in session.unrolled:
+        file, line = key[:2]
+        below = [one for one in session.reading.times_of_lines if one[0].file == file and one[0].line > line]
+        if not below:
+            return False
+        function = min(below, key=lambda one: one[0].line)[0].function
+        found = sum(times for span, times in below if span.function == function and times >= turns)
+        if found <= LARGE:
+            return False
+        session.unrolled[key] = found
+    return session.unrolled[key] > LARGE
 
 
 def _with_breaks(session: Session, runtime: Runtime, loop: LoopStatement, sequence: StagedSequence, start: int) -> None:
