@@ -151,3 +151,20 @@ def test_gradients_are_eagers() -> None:
     model(x).square().sum().backward()
     for a, b in zip(twin.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("outputs", [5, 20])
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("number", [0, 3, 4])
+def test_a_result_has_eagers_memory_layout(number: int, batch: int, outputs: int) -> None:
+    """Where the result is the program's own, and images are stored channels last or column by column."""
+    torch.manual_seed(number)
+    sizes, options = _IMAGES[number]
+    model = nn.ConvTranspose2d(6, outputs, **options).eval().requires_grad_(False)
+    x = torch.randn(batch, 6, *sizes)
+    for given in (x, x.to(memory_format=torch.channels_last), x.mT.contiguous().mT):
+        compiled, want = smelt.compile(model, options={"measure": False}), model(given)
+        for _ in range(3):
+            got = compiled(given)
+            assert got.stride() == want.stride()
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)

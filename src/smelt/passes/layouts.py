@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from smelt.diag import InternalError
 from smelt.ir import MemoryFormat, Node, Region, TensorType, TupleType, Type, Value, map_values
 from smelt.ops.effects import aliases, effects
+from smelt.ops.record import Emitter
 from smelt.ops.registry import schema_of
 from smelt.ops.typing import infer
 from smelt.passes.base import emitter
@@ -61,15 +62,31 @@ def set_layouts(rewriter: Rewriter, changes: Mapping[Value, Value], nodes: Seque
 
 
 def replace_result(rewriter: Rewriter, node: Node, made: Value) -> None:
-    """Erase a node and use a value of another memory layout for its result; where readers need its own, a copy."""
+    """Erase a node and use a value of another memory layout for its result, of a static type; where readers need its
+    own, a copy.
+    """
     result = node.result
     assert isinstance(made.type, TensorType)
     plan = plan_layouts({result: made.type})
     if plan is None:
+        assert isinstance(result.type, TensorType)
         with rewriter.builder.at(node):
-            made = emitter(rewriter).call("aten.clone.default", made, memory_format=MemoryFormat("contiguous_format"))
+            made = copied_like(emitter(rewriter), made, result.type)
     set_layouts(rewriter, {result: made}, plan or [])
     rewriter.erase(node)
+
+
+def copied_like(emit: Emitter, made: Value, like: TensorType) -> Value:
+    """A copy of a value in the memory layout of a static type of its sizes: dense, dimensions in any order."""
+    strides = [stride if isinstance(stride, int) else 0 for stride in like.strides or ()]
+    order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
+    is_row_major = order == sorted(order)
+    if not is_row_major:
+        made = emit.call("aten.permute.default", made, tuple(order))
+    made = emit.call("aten.clone.default", made, memory_format=MemoryFormat("contiguous_format"))
+    if not is_row_major:
+        made = emit.call("aten.permute.default", made, tuple(order.index(dim) for dim in range(len(order))))
+    return made
 
 
 def _in_order(rewriter: Rewriter, nodes: Sequence[Node]) -> list[Node]:
