@@ -35,7 +35,7 @@ OTHER_SUMS = frozenset(
         "dot",
         "conv2d",
     )
-) | {"aten.conv1d.padding", "aten.conv2d.padding"}
+) | {"aten.conv1d.padding", "aten.conv2d.padding", "aten.conv_transpose2d.input"}
 
 
 def sample_graph(record: OpRecord, sample: Sample) -> tuple[Graph, list[torch.Tensor]]:
