@@ -55,6 +55,22 @@ def _model(number: int, outputs: int) -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(*layers).eval().requires_grad_(False), torch.randn(2, 6, *sizes)
 
 
+@torch.no_grad()
+def test_results_whose_channels_lie_side_by_side() -> None:
+    torch.manual_seed(0)
+    for options in (
+        {"kernel_size": (3, 4), "padding": (1, 4)},
+        {"kernel_size": (4, 3), "stride": (1, 3), "padding": 3},
+    ):
+        model, x = nn.ConvTranspose2d(20, 24, **options).eval(), torch.randn(2, 20, 7, 9)
+        x = x.to(memory_format=torch.channels_last)
+        compiled = smelt.compile(model, options={"measure": False})
+        for _ in range(2):
+            found, expected = compiled(x), model(x)
+            assert found.stride() == expected.stride()
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def _is_eagers(model: nn.Module, x: torch.Tensor) -> object:
     compiled = smelt.compile(model, options={"measure": False})
     exact = copy.deepcopy(model).double()(x.double())
