@@ -7,6 +7,7 @@ processes goes to `Context.cache_dir`, in the form that the system itself offers
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import importlib
 import importlib.metadata
@@ -278,10 +279,12 @@ ZENTORCH, CTRANSLATE2 = "zentorch==2.13.0.2", "ctranslate2==4.8.5"
 def prepare_zentorch(target: Target, args: tuple[Tensor, ...], context: Context) -> Ready:
     """`torch.compile(backend="zentorch", dynamic=False)` without gradients, weights frozen, as AMD advises.
 
-    It runs on top of Inductor, and leaves a pass in its configuration: that is taken out again.
+    It runs on top of Inductor, and leaves a pass in its configuration: that is taken out again. It may pack weights in
+    their own memory, after which the model gives other results in eager mode: it compiles a copy.
     """
     importlib.import_module("zentorch")
-    compiled = inductor.compile_and_run(target, args, _FREEZING, str(context.cache_dir), "zentorch")
+    own = copy.deepcopy(target) if isinstance(target, torch.nn.Module) else target
+    compiled = inductor.compile_and_run(own, args, _FREEZING, str(context.cache_dir), "zentorch")
     return Ready(compiled, args, {"options": _FREEZING, "dynamic": False, **_versions("zentorch")})
 
 
