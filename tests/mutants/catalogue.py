@@ -374,7 +374,7 @@ FUSION = (
     Mutant(
         "fusion: cycles",
         "codegen/fusion/partition.py",
-        'return "another kernel stands between them" if self._has_way_back(nodes, new) else ""',
+        'return "another kernel stands between them" if self._has_way_back(nodes, new, copied) else ""',
         'return ""',
         "a group takes in a node that needs another kernel which needs the group",
         (f"{_PARTITION}::test_a_library_call_between_keeps_groups_apart",),
