@@ -216,6 +216,13 @@ def test_the_readme_is_short_and_shows_the_tiers() -> None:
     assert all(tier in text for tier in ("MERGED GRAPH", "RECORDED PATHS", "PARTITIONS", "EAGER"))
 
 
+def test_each_decision_has_a_number_of_its_own() -> None:
+    pages = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+    numbers = [page.name[:4] for page in pages]
+    assert len(numbers) >= 40 and len(set(numbers)) == len(numbers)
+    assert all(page.read_text(encoding="utf-8").startswith(f"# {page.name[:4]}: ") for page in pages)
+
+
 def test_the_architecture_is_read_in_ten_minutes() -> None:
     assert 1500 < len((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").split()) <= 2500
 
