@@ -14,6 +14,7 @@ import pytest
 import smelt
 from smelt.codegen.llvm.walkers import executor
 from smelt.diag import InternalError, SmeltError, SmeltWarning
+from smelt.runtime.machine import drafts
 from smelt.runtime.machine.cache import CodeCache
 from tests.forked import smelt_forks
 from tests.promises.models import RULE, assert_agrees, block, entry_of, how_nodes_run, images
@@ -117,6 +118,7 @@ def test_a_corrupt_entry_is_built_again(tmp_path: Path, damage: Callable[[bytes]
         for _ in range(2):
             assert_agrees(compiled(**made.inputs), expected)
         entry_of(compiled)
+        drafts.finish()  # what a thread makes goes into the folder, too
 
     run.limit = 100  # type: ignore[attr-defined]
     run()
