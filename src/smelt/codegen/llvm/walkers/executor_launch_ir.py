@@ -17,7 +17,7 @@ then it is a process that stays.
 from __future__ import annotations
 
 from smelt.codegen.llvm.walkers.executor_body import Body
-from smelt.codegen.llvm.walkers.executor_pool_ir import GATHER, TEAM, pool_text
+from smelt.codegen.llvm.walkers.executor_pool_ir import GATHER, TEAM, emit_pause, pool_text
 from smelt.runtime.encoding.table import CLOCK_MONOTONIC, Cell, Launched, TeamWord
 
 CLOCK = "smelt_clock"
@@ -198,12 +198,7 @@ def _wait_function(pause: str) -> str:
     body.do("%waited = phi i64 [0, %entry], [%longer, %idle]")
     done = body.let(f"load atomic i64, ptr {body.cell_address(Cell.DONE)} acquire, align 8")
     body.do(f"br i1 {body.let(f'icmp eq i64 {done}, %chunks')}, label %done, label %idle")
-    body.label("idle")
-    if pause:
-        body.do(pause)
-    body.do("%longer = add i64 %waited, 1")
-    impatient = body.let(f"icmp sgt i64 %longer, {_PATIENCE}")
-    body.do(f"br i1 {impatient}, label %linger, label %look")
+    emit_pause(body, pause, _PATIENCE, "look", "linger")
     body.label("linger")
     body.do(f"call void @{_LINGER}(ptr %frame, i64 %chunks)")
     body.do("br label %done")

@@ -44,13 +44,18 @@ def _function(body: Body, pool: str, word: PoolWord) -> str:
     return body.let(f"load ptr, ptr {_at(body, pool, word)}")
 
 
-def _idle(body: Body, pause: str, patience: int, then: str, rest: str = "yield", yield_: str = "") -> None:
-    """One step of waiting, back to `then`: a pause, and when `%waited` is long to `rest`, or to a yield."""
+def emit_pause(body: Body, pause: str, patience: int, then: str, rest: str) -> None:
+    """`idle`: one step of waiting, back to `then`, or on to `rest` when `%waited` is long."""
     body.label("idle")
     if pause:
         body.do(pause)
     body.do("%longer = add i64 %waited, 1")
     body.do(f"br i1 {body.let(f'icmp sgt i64 %longer, {patience}')}, label %{rest}, label %{then}")
+
+
+def _idle(body: Body, pause: str, patience: int, then: str, rest: str = "yield", yield_: str = "") -> None:
+    """The same, and `yield`, which lets others run and goes back to `then`, too."""
+    emit_pause(body, pause, patience, then, rest)
     body.label("yield")
     body.let(f"call i32 {yield_ or body.function(Cell.YIELD)}()")
     body.do(f"br label %{then}")
