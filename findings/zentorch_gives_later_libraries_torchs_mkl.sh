@@ -7,8 +7,7 @@
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-python3 -m pip install --quiet --disable-pip-version-check --no-deps --target "$folder/packages" \
-    zentorch==2.13.0.2 ctranslate2==4.8.5 deprecated wrapt
+python3 -m pip install --quiet --disable-pip-version-check --no-deps --target "$folder/packages" zentorch==2.13.0.2 ctranslate2==4.8.5 deprecated==1.3.1 wrapt==2.5.2
 export PYTHONPATH="$folder/packages${PYTHONPATH:+:$PYTHONPATH}"
 cat > "$folder/try.py" <<'PY'
 import importlib

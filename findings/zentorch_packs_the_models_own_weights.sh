@@ -6,8 +6,7 @@
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-python3 -m pip install --quiet --disable-pip-version-check --no-deps --target "$folder/packages" \
-    zentorch==2.13.0.2 deprecated==1.3.1 wrapt==2.5.2
+python3 -m pip install --quiet --disable-pip-version-check --no-deps --target "$folder/packages" zentorch==2.13.0.2 deprecated==1.3.1 wrapt==2.5.2
 export PYTHONPATH="$folder/packages${PYTHONPATH:+:$PYTHONPATH}" TORCHINDUCTOR_CACHE_DIR="$folder/cache" TORCHINDUCTOR_FREEZING=1
 cat > "$folder/try.py" <<'PY'
 import torch
