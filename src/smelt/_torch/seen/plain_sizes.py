@@ -1,7 +1,7 @@
 """What torch's kernels for data-free tensors ask of symbolic sizes, told for sizes that are numbers.
 
 Most of those kernels import `torch.fx.experimental.symbolic_shapes` when they are called, and with it sympy: 0.3 s, for
-functions that give a `bool` back as it is. In a block of `plain_sizes` a module stands in its place that has these
+functions that return a `bool` unchanged. In a block of `plain_sizes` a module stands in its place that has these
 functions, where nobody has loaded torch's own.
 
 The kernels' rule of what types promote to asks of each operand whether it is an expression of sympy's. There it is told
@@ -112,7 +112,7 @@ def _is_size(value: object) -> bool:
 
 
 def _told(name: str) -> Callable[..., bool]:
-    """A function that gives a bool as it is, whatever is to be done where a symbol does not tell."""
+    """A function that returns a bool unchanged, whatever is to be done where a symbol does not tell."""
 
     def told(*args: Any, **kwargs: Any) -> Any:
         is_plain = len(args) == 1 and not kwargs and type(args[0]) is bool
